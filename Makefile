@@ -1,0 +1,80 @@
+# `make` lists what there is. Everything runs in $(VENV), which `make setup` fills.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+# What the installed package is made of: when one of these changes, it is installed anew.
+SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.hpp' \
+             -o -name '*.h' -o -name 'py.typed' \) 2>/dev/null) \
+           pyproject.toml CMakeLists.txt README.md LICENSE
+CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
+                 2>/dev/null)
+
+.PHONY: help setup demo test quick lint bench exhaustive fuzz dev clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.encke-installed ## virtual environment with torch, the package and the test tools
+
+demo: setup ## train a small network plainly and with compressed activations
+	$(BIN)/python examples/demo.py
+
+test: setup ## every test, on the package as installed
+	$(BIN)/python -m pytest -n 2 tests
+
+quick: setup ## the tests that take seconds
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+
+lint: setup ## ruff, mypy, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(CXX_SOURCES),$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES))
+
+bench: $(VENV)/.encke-bench-installed ## measure the codecs; writes benchmarks/results/codecs.csv
+	$(BIN)/python benchmarks/codecs.py
+
+exhaustive: setup ## every float32 pattern through `fixed`, five ways; takes some minutes
+	@$(BIN)/python -c "import cmake, nanobind, ninja" 2>/dev/null || $(PIP) cmake nanobind ninja
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S . -B build/check -G Ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/check --target exhaustive
+	$(BIN)/python benchmarks/exhaustive.py build/check/exhaustive
+
+fuzz: setup ## hostile streams against the decoders, with sanitizers
+	VENV=$(VENV) bash fuzz/run.sh
+
+dev: $(BIN)/python ## build the native module into src/, for work with PYTHONPATH=src
+	@$(BIN)/python -c "import cmake, nanobind, ninja" 2>/dev/null || $(PIP) cmake nanobind ninja
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S . -B build/dev -G Ninja \
+	  -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/dev
+	cp build/dev/_native*.so src/encke/ops/native/
+
+clean: ## remove what was built; the virtual environment stays
+	rm -rf build dist _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.torch-installed: constraints.txt | $(BIN)/python
+	$(PIP) torch==2.13.0
+	@touch $@
+
+$(VENV)/.encke-installed: $(VENV)/.torch-installed $(SOURCES)
+	$(PIP) '.[dev]'
+	@touch $@
+
+$(VENV)/.encke-bench-installed: $(VENV)/.encke-installed
+	$(PIP) '.[bench]'
+	@touch $@

@@ -1,0 +1,90 @@
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include "dispatch.hpp"
+#include "encke.h"
+
+namespace {
+
+thread_local encke::Parts result;
+
+int64_t sized(int status) { return status == ENCKE_OK ? result.size() : status; }
+
+}  // namespace
+
+extern "C" {
+
+int64_t encke_fixed_encode(const void* x, int64_t count, int dtype, const encke_quantiser* q) {
+    return sized(encke::kernels().fixed_encode(x, count, dtype, *q, result));
+}
+
+int encke_fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype) {
+    return encke::kernels().fixed_decode(payload, size, out, count, dtype);
+}
+
+int64_t encke_entropy_encode(const void* x, int64_t count, int dtype,
+                             const encke_quantiser* q) {
+    return sized(encke::kernels().entropy_encode(x, count, dtype, *q, result));
+}
+
+int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                         int dtype) {
+    return encke::kernels().entropy_decode(payload, size, out, count, dtype);
+}
+
+int64_t encke_predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                             const encke_quantiser* q, const int32_t* plan, int plan_size) {
+    return sized(
+        encke::kernels().predict_encode(x, shape, ndim, dtype, *q, plan, plan_size, result));
+}
+
+int encke_predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
+                         int ndim, int dtype) {
+    return encke::kernels().predict_decode(payload, size, out, shape, ndim, dtype);
+}
+
+int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
+                           uint64_t seed) {
+    return sized(
+        encke::kernels().group_encode(x, count, dtype, bits, stochastic, seed, result));
+}
+
+int encke_group_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype) {
+    return encke::kernels().group_decode(payload, size, out, count, dtype);
+}
+
+int64_t encke_mask_encode(const void* x, int64_t count) {
+    return sized(encke::kernels().mask_encode(x, count, result));
+}
+
+int encke_mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count) {
+    return encke::kernels().mask_decode(payload, size, out, count);
+}
+
+int64_t encke_index_encode(const void* x, int64_t count, int dtype) {
+    return sized(encke::kernels().index_encode(x, count, dtype, result));
+}
+
+int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype) {
+    return encke::kernels().index_decode(payload, size, out, count, dtype);
+}
+
+void encke_expect(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t kLarge = uintptr_t{2} << 20;
+    uintptr_t first = (reinterpret_cast<uintptr_t>(memory) + kLarge - 1) & ~(kLarge - 1);
+    uintptr_t last =
+        (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) & ~(kLarge - 1);
+    if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
+void encke_take(void* destination) { result.take(static_cast<uint8_t*>(destination)); }
+
+}  // extern "C"

@@ -1,0 +1,79 @@
+// The C interface of Encke's native kernels. Plain pointers and sizes: no Python, no
+// torch. Payloads are those of docs/format.md.
+#ifndef ENCKE_H
+#define ENCKE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Data types, with their ids in the format.
+enum {
+    ENCKE_F32 = 1,
+    ENCKE_F64 = 2,
+    ENCKE_F16 = 3,
+    ENCKE_BF16 = 4,
+    ENCKE_BOOL = 5,
+    ENCKE_U8 = 6,
+    ENCKE_I8 = 7,
+    ENCKE_I16 = 8,
+    ENCKE_I32 = 9,
+    ENCKE_I64 = 10
+};
+
+enum { ENCKE_PLAIN = 0, ENCKE_HALF = 1, ENCKE_DITHER = 2, ENCKE_POINTWISE = 3 };
+
+// See src/encke/ops/quantiser.py.
+typedef struct {
+    int32_t kind;
+    double step[2];
+    double limit[2];
+    uint64_t seed;
+} encke_quantiser;
+
+// Results of decoders; encoders return a size, or one of the negative ones.
+enum { ENCKE_OK = 0, ENCKE_CORRUPT = -1, ENCKE_NO_MEMORY = -2, ENCKE_BAD_ARGUMENT = -3 };
+
+// Encoders keep their result for the calling thread until its next encode, and
+// return its size; encke_take copies it to `destination` and lets it go.
+int64_t encke_fixed_encode(const void* x, int64_t count, int dtype, const encke_quantiser* q);
+int encke_fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype);
+
+int64_t encke_entropy_encode(const void* x, int64_t count, int dtype, const encke_quantiser* q);
+int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                         int dtype);
+
+int64_t encke_predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                             const encke_quantiser* q, const int32_t* plan, int plan_size);
+int encke_predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
+                         int ndim, int dtype);
+
+int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
+                           uint64_t seed);
+int encke_group_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype);
+
+int64_t encke_mask_encode(const void* x, int64_t count);
+int encke_mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count);
+
+int64_t encke_index_encode(const void* x, int64_t count, int dtype);
+int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
+                       int dtype);
+
+void encke_take(void* destination);
+
+// Tells the system that `bytes` of fresh memory at `memory` are about to be filled: where it
+// can, it then hands them out in large pages, at a fraction of the cost.
+void encke_expect(void* memory, int64_t bytes);
+
+// "avx2", "portable"; encke_use returns 0 if that one cannot run here.
+const char* encke_isa(void);
+int encke_use(const char* isa);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,25 @@
+// What one instruction set's build of the kernels offers to the dispatcher.
+#pragma once
+
+#include "encke.h"
+#include "parts.hpp"
+
+namespace encke {
+
+struct Kernels {
+    int (*fixed_encode)(const void*, int64_t, int, const encke_quantiser&, Parts&);
+    int (*fixed_decode)(const uint8_t*, int64_t, void*, int64_t, int);
+    int (*entropy_encode)(const void*, int64_t, int, const encke_quantiser&, Parts&);
+    int (*entropy_decode)(const uint8_t*, int64_t, void*, int64_t, int);
+    int (*predict_encode)(const void*, const int64_t*, int, int, const encke_quantiser&,
+                          const int32_t*, int, Parts&);
+    int (*predict_decode)(const uint8_t*, int64_t, void*, const int64_t*, int, int);
+    int (*group_encode)(const void*, int64_t, int, int, int, uint64_t, Parts&);
+    int (*group_decode)(const uint8_t*, int64_t, void*, int64_t, int);
+    int (*mask_encode)(const void*, int64_t, Parts&);
+    int (*mask_decode)(const uint8_t*, int64_t, void*, int64_t);
+    int (*index_encode)(const void*, int64_t, int, Parts&);
+    int (*index_decode)(const uint8_t*, int64_t, void*, int64_t, int);
+};
+
+}  // namespace encke

@@ -1,0 +1,41 @@
+// The entry points that every instruction set's build defines, once per namespace.
+#pragma once
+
+#include "encke.h"
+#include "parts.hpp"
+
+namespace encke::ENCKE_ISA {
+
+int fixed_encode(const void* x, int64_t count, int dtype, const encke_quantiser& q, Parts& to);
+int fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
+
+int entropy_encode(const void* x, int64_t count, int dtype, const encke_quantiser& q,
+                   Parts& to);
+int entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
+
+int predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                   const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to);
+int predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
+                   int ndim, int dtype);
+
+int group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
+                 uint64_t seed, Parts& to);
+int group_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
+
+int mask_encode(const void* x, int64_t count, Parts& to);
+int mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count);
+
+int index_encode(const void* x, int64_t count, int dtype, Parts& to);
+int index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
+
+// The entropy stage for a caller that has integer codes already (predict). `to` gets the
+// tables, chunk lengths and chunks appended to part 0..; `parameters` are bytes 1..7 of the
+// payload's parameter block, filled in for the caller. A code of INT32_MIN is an escape
+// whose value the caller keeps. kind and seed choose the order of lanes.
+int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
+                 uint8_t parameters[8], Parts& to);
+// The inverse; `payload` starts at the tables. Every code that the stream leaves open is 0.
+int codes_decode(const uint8_t* payload, int64_t size, const uint8_t parameters[8], int kind,
+                 uint64_t seed, int32_t* codes, int64_t count);
+
+}  // namespace encke::ENCKE_ISA

@@ -1,0 +1,360 @@
+// How `predict` goes about one tensor: chosen from a sample, kept in the stream.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/numeric.hpp"
+
+namespace encke::ENCKE_ISA::predict {
+
+enum PredictMode { kVerbatim = 0, kLorenzo = 1, kRegression = 2, kInterpolation = 3 };
+enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2 };
+
+constexpr int kAxes = 4;
+constexpr int kSamples = 512;
+
+// The tensor's extents, leading dimensions merged or filled with 1 to make four.
+struct Extents {
+    int64_t n[kAxes];
+
+    static Extents of(const int64_t* shape, int ndim) {
+        Extents e{{1, 1, 1, 1}};
+        for (int d = 0; d < ndim; ++d) {
+            int axis = kAxes - ndim + d;
+            e.n[axis < 0 ? 0 : axis] *= shape[d];
+        }
+        return e;
+    }
+    int64_t size() const { return n[0] * n[1] * n[2] * n[3]; }
+    int64_t before(int axis) const {
+        int64_t product = 1;
+        for (int d = 0; d < axis; ++d) product *= n[d];
+        return product;
+    }
+    int64_t behind(int axis) const {
+        int64_t product = 1;
+        for (int d = axis + 1; d < kAxes; ++d) product *= n[d];
+        return product;
+    }
+    int wide() const {
+        int count = 0;
+        for (int64_t extent : n) count += extent > 1;
+        return count;
+    }
+};
+
+struct Plan {
+    static constexpr int kMostSteps = 80;
+
+    int mode = kInterpolation;
+    int order = 1;       // Lorenzo, regression
+    int axes = 1;        // Lorenzo, regression: how many of the last axes
+    int side = 8;        // regression: of a block
+    int difference = 0;  // interpolation: whether the coarsest grid is coded as differences
+    int decay = 0;       // interpolation: steps after which the lattice gets finer, or 0
+    int steps = 0;       // interpolation, finest first
+    uint8_t step[kMostSteps];
+
+    int axis(int i) const { return step[i] & 3; }
+    int weight(int i) const { return step[i] >> 2; }
+
+    // The plan's bytes in the stream; how many are used.
+    int write(uint8_t* to) const {
+        switch (mode) {
+            case kLorenzo:
+                to[0] = static_cast<uint8_t>(order), to[1] = static_cast<uint8_t>(axes);
+                return 2;
+            case kRegression:
+                to[0] = static_cast<uint8_t>(order), to[1] = static_cast<uint8_t>(axes);
+                to[2] = static_cast<uint8_t>(side);
+                return 3;
+            case kInterpolation:
+                to[0] = static_cast<uint8_t>(difference), to[1] = static_cast<uint8_t>(decay);
+                std::memcpy(to + 2, step, static_cast<size_t>(steps));
+                return 2 + steps;
+            default:
+                return 0;
+        }
+    }
+
+    // False if no plan for these extents has these bytes.
+    bool read(int of_mode, const uint8_t* from, int size, const Extents& extents) {
+        mode = of_mode;
+        switch (mode) {
+            case kVerbatim:
+                return size == 0;
+            case kLorenzo:
+            case kRegression:
+                if (size != (mode == kLorenzo ? 2 : 3)) return false;
+                order = from[0], axes = from[1];
+                if (order < 1 || order > 2 || axes < 1 || axes > 3) return false;
+                if (mode == kRegression) side = from[2];
+                return mode == kLorenzo || (side >= 2 && side <= 64);
+            case kInterpolation: {
+                if (size < 2 || size - 2 > kMostSteps || from[0] > 1) return false;
+                difference = from[0], decay = from[1], steps = size - 2;
+                std::memcpy(step, from + 2, static_cast<size_t>(steps));
+                Extents left = extents;
+                for (int i = 0; i < steps; ++i) {
+                    int64_t& n = left.n[axis(i)];
+                    if (weight(i) > 15 || n < 2) return false;
+                    n = (n + 1) / 2;
+                }
+                return true;
+            }
+            default:
+                return false;
+        }
+    }
+};
+
+// The share of the step, in 64ths, that the lattice of halving i has: finer where many
+// values depend on a reconstruction.
+inline int lattice_share(const Plan& plan, int i) {
+    static constexpr int kShares[] = {64, 51, 41, 33, 32};
+    if (plan.decay == 0) return 64;
+    int age = i / plan.decay;
+    return kShares[age < 4 ? age : 4];
+}
+
+// Where value k of the grid after `halvings` halvings is in the tensor.
+inline int64_t origin(const Plan& plan, int halvings, const Extents& tensor,
+                      const Extents& grid, int64_t k) {
+    int64_t by[kAxes];
+    for (int d = 0; d < kAxes; ++d) by[d] = tensor.behind(d);
+    for (int i = 0; i < halvings; ++i) by[plan.axis(i)] *= 2;
+    int64_t at = 0;
+    for (int d = kAxes - 1; d >= 0; --d) {
+        at += k % grid.n[d] * by[d];
+        k /= grid.n[d];
+    }
+    return at;
+}
+
+// Positions to look at: 16 random bits for each axis, the same on every backend.
+inline const uint64_t* sample_points() {
+    struct Points {
+        uint64_t bits[kSamples];
+        Points() {
+            for (uint64_t k = 0; k < kSamples; ++k) {
+                uint64_t z = (k + 1) * 0x9E3779B97F4A7C15u;
+                z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+                z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+                bits[k] = z ^ z >> 31;
+            }
+        }
+    };
+    static const Points points;
+    return points.bits;
+}
+
+inline int64_t sample_index(uint64_t bits, int axis, int64_t extent) {
+    uint64_t share = bits >> (16 * axis) & 0xFFFF;
+    uint64_t n = static_cast<uint64_t>(extent);
+    return static_cast<int64_t>((n >> 16) * share + ((n & 0xFFFF) * share >> 16));
+}
+
+// Residuals in eighths of a step, cut off where they cost the same as anything larger.
+template <class Real>
+inline int64_t residual_cost(Real residual, Real scale) {
+    Real size = (residual < 0 ? -residual : residual) * scale;
+    return size < static_cast<Real>(1 << 20) ? static_cast<int32_t>(size) : 1 << 20;
+}
+
+// The code of a value, not further from zero than what any predictor can be judged by.
+template <class Real>
+inline int64_t sampled_code(Real scaled) {
+    Real size = scaled < 0 ? -scaled : scaled;
+    return size < static_cast<Real>(1 << 20) ? nearest(scaled) : 0;
+}
+
+// Values of one axis between known ones, with the sums of the two pairs around each.
+template <class Real>
+struct SampledAxis {
+    int count = 0;
+    Real x[kSamples], pair[kSamples], outer[kSamples];
+
+    // Reads `many` values between known ones along `axis` of the grid with these extents.
+    template <class T>
+    void read(const typename T::Value* data, const Extents& grid, const int64_t* stride,
+              int axis, int many) {
+        const uint64_t* points = sample_points();
+        const int64_t n = grid.n[axis], even = (n + 1) / 2, odd = n / 2, by = stride[axis];
+        count = many;
+        for (int k = 0; k < many; ++k) {
+            int64_t at = 0, j = 0;
+            for (int d = 0; d < kAxes; ++d) {
+                int64_t i = sample_index(points[k], d, d == axis ? odd : grid.n[d]);
+                if (d == axis) j = i, i = 2 * i + 1;
+                at += i * stride[d];
+            }
+            Real b = T::load(data[at - by]);
+            Real c = j + 1 < even ? T::load(data[at + by]) : b;
+            Real a = j > 0 ? T::load(data[at - 3 * by]) : b;
+            Real d = j + 2 < even ? T::load(data[at + 3 * by]) : c;
+            x[k] = T::load(data[at]);
+            pair[k] = b + c;
+            outer[k] = a + d;
+        }
+    }
+
+    int64_t cost(int weight, Real scale) const {
+        Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
+        int64_t total = 0;
+        for (int k = 0; k < count; ++k)
+            total += residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
+        return total;
+    }
+    // The sum of the magnitudes of codes.
+    int64_t codes(int weight, Real scale) const {
+        Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
+        int64_t total = 0;
+        for (int k = 0; k < count; ++k) {
+            int64_t cost = residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
+            int64_t size = (cost + 4) / 8;
+            total += size < 4096 ? size : 4096;
+        }
+        return total;
+    }
+    int64_t plain_cost(Real scale) const {
+        int64_t total = 0;
+        for (int k = 0; k < count; ++k) total += residual_cost(x[k], scale);
+        return total;
+    }
+};
+
+// Bits for a code of two-sided geometric distribution whose mean magnitude is `mean`.
+inline double code_bits(double mean) {
+    if (mean <= 0) return 0;
+    double ratio = (std::sqrt(1 + mean * mean) - 1) / mean;
+    return -std::log2((1 - ratio) / (1 + ratio)) - mean * std::log2(ratio);
+}
+
+// A plan and the bits for a value that it should take.
+struct Candidate {
+    Plan plan;
+    double bits = 0;
+};
+
+// The halvings, one at a time, that leave the smallest residuals. Stops where no
+// neighbour says more about a value than zero does.
+template <class T>
+Candidate plan_interpolation(const typename T::Value* data, const Extents& extents,
+                             typename T::Real step) {
+    using Real = typename T::Real;
+    static constexpr int kWeights[] = {8, 9, 4, 6, 10};
+    const Real scale = static_cast<Real>(1) / step * 8;
+    Candidate candidate;
+    Plan& plan = candidate.plan;
+    Extents grid = extents;
+    int64_t stride[kAxes];
+    for (int d = 0; d < kAxes; ++d) stride[d] = extents.behind(d);
+    SampledAxis<Real> sample;
+    double left = 1;
+    while (plan.steps < Plan::kMostSteps) {
+        int64_t size = grid.size();
+        int many = size / 64 < 64    ? 64
+                   : size / 64 > 512 ? kSamples
+                                     : static_cast<int>(size / 64);
+        int64_t best = -1, plain = 0, exact = 0, codes = 0;
+        int axis = 0, weight = 8;
+        for (int d = 0; d < kAxes; ++d) {
+            if (grid.n[d] < 2) continue;
+            sample.template read<T>(data, grid, stride, d, many);
+            for (int w : kWeights) {
+                int64_t raw = sample.cost(w, scale);
+                // Neighbours in a row are slower to part than rows are.
+                int64_t cost = d == kAxes - 1 ? raw + raw / 32 : raw;
+                if (best >= 0 && cost >= best) continue;
+                best = cost, exact = raw, axis = d, weight = w;
+                plain = -1;
+            }
+            if (plain >= 0) continue;
+            plain = sample.plain_cost(scale);
+            codes = sample.codes(weight, scale);
+        }
+        if (best < 0 || (size > 64 && exact >= plain - plain / 16)) {
+            candidate.bits += left * code_bits(static_cast<double>(plain) / (8.0 * many));
+            break;
+        }
+        if (plan.steps == 0 && exact * 4 < many) plan.decay = extents.wide();
+        plan.step[plan.steps++] = static_cast<uint8_t>(axis | weight << 2);
+        int64_t even = (grid.n[axis] + 1) / 2;
+        double share = left * static_cast<double>(even) / static_cast<double>(grid.n[axis]);
+        candidate.bits +=
+            (left - share) * code_bits(static_cast<double>(codes) / static_cast<double>(many));
+        left = share;
+        grid.n[axis] = even;
+        stride[axis] *= 2;
+    }
+    return candidate;
+}
+
+// The best of Lorenzo's predictors, by their codes at the sampled positions.
+template <class T>
+Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
+                       typename T::Real step) {
+    using Real = typename T::Real;
+    const Real inverse = static_cast<Real>(1) / step;
+    const uint64_t* points = sample_points();
+    int64_t sums[2][3] = {};
+    for (int k = 0; k < kSamples; ++k) {
+        int64_t index[kAxes], at = 0;
+        for (int d = 0; d < kAxes; ++d) {
+            index[d] = sample_index(points[k], d, extents.n[d]);
+            at = at * extents.n[d] + index[d];
+        }
+        // Codes of the value and of up to two before it along each of the last three axes.
+        int64_t code[27];
+        for (int i = 0; i < 27; ++i) {
+            const int64_t back[3] = {i / 9, i / 3 % 3, i % 3};
+            bool inside = true;
+            int64_t from = at;
+            for (int d = 0; d < 3; ++d) {
+                inside = inside && back[d] <= index[d + 1];
+                from -= back[d] * extents.behind(d + 1);
+            }
+            code[i] = inside ? sampled_code(T::load(data[from]) * inverse) : 0;
+        }
+        for (int order = 1; order <= 2; ++order) {
+            static constexpr int kTaps[2][3] = {{1, -1, 0}, {1, -2, 1}};
+            const int* taps = kTaps[order - 1];
+            int64_t residual[3] = {};
+            for (int i = 0; i < 27; ++i) {
+                int64_t last = code[i] * taps[i % 3];
+                if (i < 3) residual[0] += last;
+                if (i < 9) residual[1] += last * taps[i / 3];
+                residual[2] += last * taps[i / 3 % 3] * taps[i / 9];
+            }
+            for (int axes = 1; axes <= 3; ++axes) {
+                int64_t size =
+                    residual[axes - 1] < 0 ? -residual[axes - 1] : residual[axes - 1];
+                sums[order - 1][axes - 1] += size < 4096 ? size : 4096;
+            }
+        }
+    }
+    Candidate best;
+    best.plan.mode = kLorenzo;
+    int64_t least = -1;
+    for (int order = 1; order <= 2; ++order)
+        for (int axes = 1; axes <= 3; ++axes) {
+            int64_t sum = sums[order - 1][axes - 1];
+            if (least >= 0 && sum >= least) continue;
+            least = sum, best.plan.order = order, best.plan.axes = axes;
+        }
+    best.bits = code_bits(static_cast<double>(least) / kSamples);
+    return best;
+}
+
+// The plan for a tensor. Regression can be asked for, but is never the best of the three.
+template <class T>
+Plan choose_plan(const typename T::Value* data, const Extents& extents, typename T::Real step) {
+    Candidate halved = plan_interpolation<T>(data, extents, step);
+    // Lorenzo's codes carry the rounding of every neighbour: below a bit it cannot win.
+    if (halved.bits < 1) return halved.plan;
+    Candidate lorenzo = plan_lorenzo<T>(data, extents, step);
+    return lorenzo.bits < 0.97 * halved.bits ? lorenzo.plan : halved.plan;
+}
+
+}  // namespace encke::ENCKE_ISA::predict

@@ -1,0 +1,117 @@
+// The Python face of the C interface: integers for pointers, so that a call costs a
+// fraction of a microsecond and no tensor library is linked. The GIL is released.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "encke.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Release = nb::call_guard<nb::gil_scoped_release>;
+
+const void* in(uintptr_t address) { return reinterpret_cast<const void*>(address); }
+const uint8_t* bytes(uintptr_t address) { return reinterpret_cast<const uint8_t*>(address); }
+void* out(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+encke_quantiser quantiser(int kind, double step0, double step1, double limit0, double limit1,
+                          uint64_t seed) {
+    return {kind, {step0, step1}, {limit0, limit1}, seed};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Native kernels; see csrc/encke.h. Pointers are integers.";
+    m.attr("CORRUPT") = static_cast<int>(ENCKE_CORRUPT);
+    m.attr("NO_MEMORY") = static_cast<int>(ENCKE_NO_MEMORY);
+    m.attr("BAD_ARGUMENT") = static_cast<int>(ENCKE_BAD_ARGUMENT);
+
+    m.def(
+        "fixed_encode",
+        [](uintptr_t x, int64_t count, int dtype, int kind, double s0, double s1, double l0,
+           double l1, uint64_t seed) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
+            return encke_fixed_encode(in(x), count, dtype, &q);
+        },
+        Release());
+    m.def(
+        "fixed_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count, int dtype) {
+            return encke_fixed_decode(bytes(p), size, out(y), count, dtype);
+        },
+        Release());
+    m.def(
+        "entropy_encode",
+        [](uintptr_t x, int64_t count, int dtype, int kind, double s0, double s1, double l0,
+           double l1, uint64_t seed) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
+            return encke_entropy_encode(in(x), count, dtype, &q);
+        },
+        Release());
+    m.def(
+        "entropy_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count, int dtype) {
+            return encke_entropy_decode(bytes(p), size, out(y), count, dtype);
+        },
+        Release());
+    m.def(
+        "predict_encode",
+        [](uintptr_t x, const std::vector<int64_t>& shape, int dtype, int kind, double s0,
+           double s1, double l0, double l1, uint64_t seed, const std::vector<int32_t>& plan) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
+            return encke_predict_encode(in(x), shape.data(), static_cast<int>(shape.size()),
+                                        dtype, &q, plan.data(), static_cast<int>(plan.size()));
+        },
+        Release());
+    m.def(
+        "predict_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, const std::vector<int64_t>& shape,
+           int dtype) {
+            return encke_predict_decode(bytes(p), size, out(y), shape.data(),
+                                        static_cast<int>(shape.size()), dtype);
+        },
+        Release());
+    m.def(
+        "group_encode",
+        [](uintptr_t x, int64_t count, int dtype, int bits, bool stochastic, uint64_t seed) {
+            return encke_group_encode(in(x), count, dtype, bits, stochastic, seed);
+        },
+        Release());
+    m.def(
+        "group_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count, int dtype) {
+            return encke_group_decode(bytes(p), size, out(y), count, dtype);
+        },
+        Release());
+    m.def(
+        "mask_encode",
+        [](uintptr_t x, int64_t count) { return encke_mask_encode(in(x), count); }, Release());
+    m.def(
+        "mask_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count) {
+            return encke_mask_decode(bytes(p), size, out(y), count);
+        },
+        Release());
+    m.def(
+        "index_encode",
+        [](uintptr_t x, int64_t count, int dtype) {
+            return encke_index_encode(in(x), count, dtype);
+        },
+        Release());
+    m.def(
+        "index_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count, int dtype) {
+            return encke_index_decode(bytes(p), size, out(y), count, dtype);
+        },
+        Release());
+    m.def("take", [](uintptr_t y) { encke_take(out(y)); }, Release());
+    m.def("expect", [](uintptr_t y, int64_t bytes) { encke_expect(out(y), bytes); });
+    m.def("isa", [] { return std::string(encke_isa()); });
+    m.def("use", [](const std::string& isa) { return encke_use(isa.c_str()) != 0; });
+}

@@ -1,0 +1,55 @@
+#include "parts.hpp"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace encke {
+
+namespace {
+// Scratch above this size is returned to the system after use.
+constexpr size_t kKeep = size_t{64} << 20;
+}  // namespace
+
+Bytes::~Bytes() { release(); }
+
+void Bytes::release() {
+    std::free(data_);
+    data_ = nullptr;
+    size_ = capacity_ = 0;
+}
+
+uint8_t* Bytes::reserve(size_t more) {
+    if (capacity_ - size_ < more) {
+        size_t wanted = capacity_ + capacity_ / 2;
+        if (wanted < size_ + more) wanted = size_ + more;
+        auto* grown = static_cast<uint8_t*>(std::realloc(data_, wanted));
+        if (!grown) return nullptr;
+        data_ = grown;
+        capacity_ = wanted;
+    }
+    return data_ + size_;
+}
+
+void Parts::start(int count) {
+    for (int i = 0; i < count_; ++i) parts_[i].clear();
+    count_ = count < 1 ? 1 : count > kMost ? kMost : count;
+    for (int i = 0; i < count_; ++i) parts_[i].clear();
+}
+
+int64_t Parts::size() const {
+    int64_t total = 0;
+    for (int i = 0; i < count_; ++i) total += static_cast<int64_t>(parts_[i].size());
+    return total;
+}
+
+void Parts::take(uint8_t* destination) {
+    for (int i = 0; i < count_; ++i) {
+        if (parts_[i].size()) std::memcpy(destination, parts_[i].data(), parts_[i].size());
+        destination += parts_[i].size();
+        if (parts_[i].capacity() > kKeep) parts_[i].release();
+        parts_[i].clear();
+    }
+    count_ = 0;
+}
+
+}  // namespace encke

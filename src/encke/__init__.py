@@ -1,0 +1,96 @@
+"""Encke: train larger networks in the memory and bandwidth you have.
+
+Everything a training step keeps or moves passes through error-bounded lossy
+compression: what goes out comes back, within a known bound.
+
+>>> import torch, encke
+>>> x = torch.randn(1000)
+>>> packed = encke.compress(x, encke.Absolute(1e-2))
+>>> bool((encke.decompress(packed) - x).abs().max() <= 1e-2)
+True
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from encke.bound import (
+        Absolute,
+        Bound,
+        FixedRate,
+        Lossless,
+        PointwiseRelative,
+        RangeRelative,
+        RmsRelative,
+    )
+    from encke.codec import Packed, compress, decompress
+    from encke.errors import (
+        BackendError,
+        BoundError,
+        CorruptStreamError,
+        EnckeError,
+        UnsupportedError,
+    )
+
+try:
+    __version__ = version("encke")
+except PackageNotFoundError:  # a source tree on the path, not installed
+    __version__ = "0+source"
+
+# Public names and where they live. They are imported on first use, so that
+# `encke --help` does not wait for torch.
+_HOMES = {
+    **dict.fromkeys(
+        (
+            "Absolute",
+            "Bound",
+            "FixedRate",
+            "Lossless",
+            "PointwiseRelative",
+            "RangeRelative",
+            "RmsRelative",
+        ),
+        "encke.bound",
+    ),
+    **dict.fromkeys(("Packed", "compress", "decompress"), "encke.codec"),
+    **dict.fromkeys(
+        ("BackendError", "BoundError", "CorruptStreamError", "EnckeError", "UnsupportedError"),
+        "encke.errors",
+    ),
+}
+
+__all__ = [
+    "Absolute",
+    "BackendError",
+    "Bound",
+    "BoundError",
+    "CorruptStreamError",
+    "EnckeError",
+    "FixedRate",
+    "Lossless",
+    "Packed",
+    "PointwiseRelative",
+    "RangeRelative",
+    "RmsRelative",
+    "UnsupportedError",
+    "__version__",
+    "compress",
+    "decompress",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'encke' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

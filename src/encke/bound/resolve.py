@@ -1,0 +1,92 @@
+"""The one place that turns a bound into what a codec needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from encke.bound.kinds import (
+    Absolute,
+    Bound,
+    FixedRate,
+    Lossless,
+    PointwiseRelative,
+    RangeRelative,
+    RmsRelative,
+)
+from encke.errors import BoundError
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A bound made concrete for one tensor: exactly one field is set.
+
+    error      the largest |decoded - x| for this tensor (may be 0: keep exactly)
+    pointwise  the largest |decoded - x| / |x|
+    rate       bits for each value's code
+    """
+
+    error: float | None = None
+    pointwise: float | None = None
+    rate: float | None = None
+
+    @property
+    def exact(self) -> bool:
+        return self.error == 0.0 or self.pointwise == 0.0
+
+
+EXACT = Promise(error=0.0)
+
+
+def resolve(bound: Bound, x: torch.Tensor) -> Promise:
+    """What `bound` means for `x`.
+
+    >>> resolve(RangeRelative(0.01), torch.tensor([-1.0, 3.0, float("nan")]))
+    Promise(error=0.04, pointwise=None, rate=None)
+    """
+    if isinstance(bound, Absolute) and x.is_floating_point():
+        return Promise(error=float(bound.error))
+    if isinstance(bound, Lossless) or not (
+        x.is_floating_point() or isinstance(bound, FixedRate)
+    ):
+        return EXACT  # integers and booleans are always kept exactly
+    if isinstance(bound, RangeRelative):
+        low, high = _finite_extent(x)
+        return Promise(error=bound.ratio * (high - low))
+    if isinstance(bound, RmsRelative):
+        return Promise(error=bound.ratio * _finite_rms(x))
+    if isinstance(bound, PointwiseRelative):
+        return Promise(pointwise=float(bound.ratio))
+    if isinstance(bound, FixedRate):
+        return Promise(rate=float(bound.bits))
+    raise BoundError(
+        f"bound is {bound!r}, allowed are Absolute, RangeRelative, RmsRelative, "
+        "PointwiseRelative, FixedRate, Lossless; write Absolute(1e-3) rather than 1e-3"
+    )
+
+
+def _finite_extent(x: torch.Tensor) -> tuple[float, float]:
+    if x.numel() == 0:
+        return 0.0, 0.0
+    low, high = (v.item() for v in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        finite = x[torch.isfinite(x)]
+        if finite.numel() == 0:
+            return 0.0, 0.0
+        low, high = (v.item() for v in torch.aminmax(finite))
+    return float(low), float(high)
+
+
+def _finite_rms(x: torch.Tensor) -> float:
+    if x.numel() == 0:
+        return 0.0
+    norm = torch.linalg.vector_norm(x, dtype=torch.float64).item()
+    if not math.isfinite(norm):
+        finite = x[torch.isfinite(x)]
+        if finite.numel() == 0:
+            return 0.0
+        norm = torch.linalg.vector_norm(finite, dtype=torch.float64).item()
+        return float(norm / math.sqrt(finite.numel()))
+    return float(norm / math.sqrt(x.numel()))

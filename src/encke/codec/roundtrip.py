@@ -1,0 +1,94 @@
+"""The two calls everything else is built on: `compress` and `decompress`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from encke.bound import Bound, resolve
+from encke.codec import layout, registry, traced
+from encke.codec.contract import Request
+from encke.codec.packed import Packed
+from encke.errors import BoundError, UnsupportedError
+from encke.ops.select import select
+
+Prefer = Literal["ratio", "speed"]
+
+
+def compress(
+    x: Tensor,
+    bound: Bound,
+    *,
+    codec: str = "auto",
+    prefer: Prefer = "ratio",
+    dither: bool = False,
+    seed: int = 0,
+    keep_nonzero: bool = False,
+    backend: str | None = None,
+) -> Packed:
+    """Compress `x` so that it comes back within `bound`.
+
+    For every finite value |decoded - x| stays within the bound, checked in float64;
+    NaN and infinities come back bit for bit.
+
+    >>> from encke.bound import Absolute
+    >>> x = torch.linspace(-1, 1, 1000)
+    >>> packed = compress(x, Absolute(1e-3), codec="fixed")
+    >>> packed.max_error(x) <= 1e-3
+    True
+    """
+    if not isinstance(x, Tensor):
+        raise UnsupportedError(
+            f"compress takes a torch.Tensor, this is {type(x).__name__}; "
+            "use torch.as_tensor(...) first"
+        )
+    if not isinstance(bound, Bound):
+        raise BoundError(
+            f"bound is {bound!r}, which does not say what it is relative to; "
+            "write Absolute(1e-3), RangeRelative(1e-2), …"
+        )
+    x = x.detach()
+    order = layout.memory_order(x)
+    inner = layout.to_memory(x, order)
+    if torch.compiler.is_compiling():
+        payload = traced.encode(
+            inner, bound, codec=codec, dither=dither, seed=seed, keep_nonzero=keep_nonzero
+        )
+        return Packed(
+            codec, bound, traced.promised(bound), x.dtype, tuple(x.shape), order, payload
+        )
+    kernels = select(x.device, backend)
+    request = Request(
+        promise=resolve(bound, inner),
+        backend=kernels,
+        dither=dither,
+        seed=seed,
+        keep_nonzero=keep_nonzero,
+    )
+    if codec == "auto":
+        from encke.codec.auto import choose
+
+        chosen, encoded = choose(inner, request, prefer=prefer)
+    else:
+        chosen = registry.by_name(codec)
+        chosen.check(x.dtype, bound)
+        encoded = chosen.encode(inner, request)
+    return Packed(
+        codec=chosen.name,
+        bound=bound,
+        promised=encoded.promised,
+        dtype=x.dtype,
+        shape=tuple(x.shape),
+        order=order,
+        payload=encoded.payload,
+        why=encoded.why,
+    )
+
+
+def decompress(
+    packed: Packed, *, out: Tensor | None = None, backend: str | None = None
+) -> Tensor:
+    """The tensor that was compressed, within its bound; into `out` if that is given."""
+    return packed.decompress(out=out, backend=backend)

@@ -1,0 +1,23 @@
+"""One hierarchy for everything Encke refuses or finds broken."""
+
+from __future__ import annotations
+
+
+class EnckeError(Exception):
+    """Base of every error that Encke raises on purpose."""
+
+
+class BoundError(EnckeError, ValueError):
+    """A bound that cannot be meant, or that the chosen codec cannot keep."""
+
+
+class UnsupportedError(EnckeError, TypeError):
+    """A tensor, dtype, device or option that the chosen codec does not take."""
+
+
+class CorruptStreamError(EnckeError, ValueError):
+    """Bytes that are not a stream, or no longer the stream that was written."""
+
+
+class BackendError(EnckeError, RuntimeError):
+    """A backend that was asked for by name is not there."""

@@ -1,0 +1,1 @@
+"""Kernels and their dispatch: one format, several backends."""

@@ -1,0 +1,48 @@
+"""What a backend offers: one pair of kernels for each codec that has kernels.
+
+Kernels take contiguous tensors in memory order and give `uint8` payloads as
+docs/format.md specifies them, on the tensor's device. Decoders never trust a
+payload: whatever its bytes, they return a tensor or raise `CorruptStreamError`. Where a
+decoder takes `out`, a contiguous tensor of that size and dtype, it fills and returns it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from encke.ops.quantiser import Quantiser
+
+
+class Backend(Protocol):
+    """The kernels of one backend. `reference` is the oracle for all others."""
+
+    name: str
+
+    def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor: ...
+    def fixed_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor: ...
+
+    def entropy_encode(self, x: Tensor, q: Quantiser) -> Tensor: ...
+    def entropy_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor: ...
+
+    def predict_encode(
+        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+    ) -> Tensor: ...
+    def predict_decode(
+        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor: ...
+
+    def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor: ...
+    def group_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...
+
+    def mask_encode(self, x: Tensor) -> Tensor: ...
+    def mask_decode(self, payload: Tensor, count: int) -> Tensor: ...
+
+    def index_encode(self, x: Tensor) -> Tensor: ...
+    def index_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...

@@ -1,0 +1,207 @@
+"""C++ kernels for CPU tensors: AVX2 where the processor has it, portable elsewhere.
+
+The module `_native` knows no torch: it is handed addresses and sizes. A package that
+was built without a compiler has no `_native`; then `load` says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from encke.errors import BackendError, CorruptStreamError
+from encke.ops.quantiser import Quantiser
+
+#: Results from this size on are freshly mapped by the system, page by page.
+_LARGE = 4 << 20
+
+_DTYPES: dict[torch.dtype, int] = {
+    torch.float32: 1,
+    torch.float64: 2,
+    torch.float16: 3,
+    torch.bfloat16: 4,
+    torch.bool: 5,
+    torch.uint8: 6,
+    torch.int8: 7,
+    torch.int16: 8,
+    torch.int32: 9,
+    torch.int64: 10,
+}
+
+
+class Native:
+    """The native kernels; see `encke.ops.backend.Backend`."""
+
+    name = "native"
+
+    def __init__(self, module: ModuleType) -> None:
+        self._m = module
+
+    def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor:
+        return self._taken(self._m.fixed_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype], *q))
+
+    def fixed_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        _sized(payload, 32 + 4 * -(-count // 8192))
+        if out is None:
+            out = self._room(count, dtype)
+        return self._checked(
+            self._m.fixed_decode(
+                payload.data_ptr(), payload.numel(), out.data_ptr(), count, _DTYPES[dtype]
+            ),
+            out,
+        )
+
+    def entropy_encode(self, x: Tensor, q: Quantiser) -> Tensor:
+        return self._taken(
+            self._m.entropy_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype], *q)
+        )
+
+    def entropy_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        _sized(payload, 32 + 8 * -(-count // 65536))
+        if out is None:
+            out = self._room(count, dtype)
+        return self._checked(
+            self._m.entropy_decode(
+                payload.data_ptr(), payload.numel(), out.data_ptr(), count, _DTYPES[dtype]
+            ),
+            out,
+        )
+
+    def predict_encode(
+        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+    ) -> Tensor:
+        return self._taken(
+            self._m.predict_encode(x.data_ptr(), shape, _DTYPES[x.dtype], *q, plan)
+        )
+
+    def predict_decode(
+        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        _sized(payload, 32 + 8 * -(-math.prod(shape) // 65536))
+        out = self._room(shape, dtype)
+        return self._checked(
+            self._m.predict_decode(
+                payload.data_ptr(), payload.numel(), out.data_ptr(), shape, _DTYPES[dtype]
+            ),
+            out,
+        )
+
+    def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
+        return self._taken(
+            self._m.group_encode(
+                x.data_ptr(), x.numel(), _DTYPES[x.dtype], bits, stochastic, seed
+            )
+        )
+
+    def group_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        _sized(payload, count // 8)
+        out = self._room(count, dtype)
+        return self._checked(
+            self._m.group_decode(
+                payload.data_ptr(), payload.numel(), out.data_ptr(), count, _DTYPES[dtype]
+            ),
+            out,
+        )
+
+    def mask_encode(self, x: Tensor) -> Tensor:
+        return self._taken(self._m.mask_encode(x.data_ptr(), x.numel()))
+
+    def mask_decode(self, payload: Tensor, count: int) -> Tensor:
+        _sized(payload, count // 8)
+        out = self._room(count, torch.bool)
+        return self._checked(
+            self._m.mask_decode(payload.data_ptr(), payload.numel(), out.data_ptr(), count), out
+        )
+
+    def index_encode(self, x: Tensor) -> Tensor:
+        return self._taken(self._m.index_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype]))
+
+    def index_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        _sized(payload, 9 * -(-count // 8192))
+        out = self._room(count, dtype)
+        return self._checked(
+            self._m.index_decode(
+                payload.data_ptr(), payload.numel(), out.data_ptr(), count, _DTYPES[dtype]
+            ),
+            out,
+        )
+
+    def _room(self, shape: int | tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        try:
+            out = torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:
+            raise MemoryError(f"no memory for the decoded tensor: {error}") from None
+        if out.nbytes >= _LARGE:
+            self._m.expect(out.data_ptr(), out.nbytes)
+        return out
+
+    def _taken(self, size: int) -> Tensor:
+        if size < 0:
+            self._fail(size)
+        payload = torch.empty(size, dtype=torch.uint8)
+        self._m.take(payload.data_ptr())
+        return payload
+
+    def _checked(self, status: int, out: Tensor) -> Tensor:
+        if status != 0:
+            self._fail(status)
+        return out
+
+    def _fail(self, status: int) -> None:
+        if status == self._m.CORRUPT:
+            raise CorruptStreamError("payload breaks the rules of its codec")
+        if status == self._m.NO_MEMORY:
+            raise MemoryError("no memory for the codec's scratch space")
+        raise BackendError(f"native kernel refused its arguments (status {status})")
+
+
+def _sized(payload: Tensor, least: int) -> None:
+    """Refuse, before anything is allocated, a payload too short for what it claims."""
+    if payload.numel() < least:
+        raise CorruptStreamError(
+            f"payload has {payload.numel()} bytes, its claimed size needs at least {least}"
+        )
+
+
+def _module() -> ModuleType:
+    try:
+        return importlib.import_module("encke.ops.native._native")
+    except ImportError as error:
+        raise BackendError(
+            f"the native module is not there ({error}); the reference backend does the work, "
+            "slower. Reinstall Encke where a C++20 compiler is found to have it"
+        ) from None
+
+
+def load() -> Native:
+    """The native backend, or `BackendError` with the reason why there is none."""
+    return Native(_module())
+
+
+def isa() -> str:
+    """The instruction set in use: 'avx2' or 'portable'."""
+    name: str = _module().isa()
+    return name
+
+
+def isa_available() -> list[str]:
+    """The instruction sets that this build and this processor both have."""
+    module = _module()
+    current = module.isa()
+    found = [name for name in ("avx2", "portable") if module.use(name)]
+    module.use(current)
+    return found
+
+
+def use_isa(name: str) -> None:
+    """Switch to another instruction set, for tests and comparisons."""
+    if not _module().use(name):
+        raise BackendError(f"instruction set is {name!r}, available are {isa_available()}")

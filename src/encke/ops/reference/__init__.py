@@ -1,0 +1,91 @@
+"""Plain torch on any device: the oracle for every other backend, and the fallback.
+
+Slow and obvious on purpose. One module a codec, each following docs/format.md.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from encke.ops.quantiser import Quantiser
+
+
+class Reference:
+    """The reference kernels; see `encke.ops.backend.Backend`."""
+
+    name = "reference"
+
+    def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor:
+        from encke.ops.reference import fixed
+
+        return fixed.encode(x, q)
+
+    def fixed_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        from encke.ops.reference import fixed
+
+        values = fixed.decode(payload, count, dtype)
+        return values if out is None else out.copy_(values)
+
+    def entropy_encode(self, x: Tensor, q: Quantiser) -> Tensor:
+        from encke.ops.reference import entropy
+
+        return entropy.encode(x, q)
+
+    def entropy_decode(
+        self, payload: Tensor, count: int, dtype: torch.dtype, out: Tensor | None = None
+    ) -> Tensor:
+        from encke.ops.reference import entropy
+
+        values = entropy.decode(payload, count, dtype)
+        return values if out is None else out.copy_(values)
+
+    def predict_encode(
+        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+    ) -> Tensor:
+        from encke.ops.reference import predict
+
+        return predict.encode(x, shape, q, plan)
+
+    def predict_decode(
+        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        from encke.ops.reference import predict
+
+        return predict.decode(payload, shape, dtype)
+
+    def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
+        from encke.ops.reference import group
+
+        return group.encode(x, bits, stochastic, seed)
+
+    def group_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        from encke.ops.reference import group
+
+        return group.decode(payload, count, dtype)
+
+    def mask_encode(self, x: Tensor) -> Tensor:
+        from encke.ops.reference import mask
+
+        return mask.encode(x)
+
+    def mask_decode(self, payload: Tensor, count: int) -> Tensor:
+        from encke.ops.reference import mask
+
+        return mask.decode(payload, count)
+
+    def index_encode(self, x: Tensor) -> Tensor:
+        from encke.ops.reference import index
+
+        return index.encode(x)
+
+    def index_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        from encke.ops.reference import index
+
+        return index.decode(payload, count, dtype)
+
+
+def load() -> Reference:
+    return Reference()

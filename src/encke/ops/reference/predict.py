@@ -1,0 +1,286 @@
+"""`predict` in plain torch (docs/format.md, section 8): parameters, directory, data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from encke.errors import CorruptStreamError, UnsupportedError
+from encke.ops.quantiser import DITHER, PLAIN, Quantiser
+from encke.ops.reference import (
+    digits,
+    predict_interpolation,
+    predict_lorenzo,
+    predict_plan,
+    predict_regression,
+    predict_sparse,
+    rans,
+)
+from encke.ops.reference.predict_coding import Coding, run_seed, runs_of
+from encke.ops.reference.predict_plan import (
+    INTERPOLATION,
+    LORENZO,
+    REGRESSION,
+    VERBATIM,
+    Extents,
+    Plan,
+)
+from encke.ops.reference.quantise import (
+    PARAMETER_BYTES,
+    PATTERN,
+    arithmetic,
+    read_parameters,
+    write_parameters,
+)
+
+_MODELS = {
+    LORENZO: predict_lorenzo,
+    REGRESSION: predict_regression,
+    INTERPOLATION: predict_interpolation,
+}
+_KEEP_NONZERO, _ZERO_MAP = 1, 2
+_RUN_ZERO, _RUN_SPARSE, _RUN_STAGE = range(3)
+
+
+def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]) -> Tensor:
+    """The payload of `x`. `q.limit0` is the error that every value is checked against.
+
+    `plan` is (1 to keep zeros and non-zeros apart, else 0), after which mode and bytes of
+    a plan may follow; without them one is chosen.
+    """
+    extents = predict_plan.extents_of(shape)
+    flags, given = _read_plan(plan, extents)
+    if q.kind not in (PLAIN, DITHER):
+        raise UnsupportedError(f"quantiser kind is {q.kind}, predict takes 0 and 2")
+    values = x.reshape(-1)
+    if values.numel() == 0 or q.step0 == 0.0 or (given and given.mode == VERBATIM):
+        return _verbatim(values, q)
+    real = arithmetic(x.dtype)
+    step = torch.tensor(q.step0, dtype=real, device=x.device)
+    chosen = given or predict_plan.choose(values.to(real), extents, step)
+    model = _MODELS[chosen.mode]
+    runs = runs_of(model.pieces(chosen, extents))
+    c = Coding(chosen, extents, runs, q.step0, q.kind == DITHER, q.seed, real, x.device)
+    codes, rebuilt = model.encode(c, values.to(real))
+    keep = bool(flags & _KEEP_NONZERO)
+    decoded = _finish(rebuilt, x.dtype, keep)
+    error = (decoded.to(torch.float64) - values.to(torch.float64)).abs()
+    wrong = ~(error <= q.limit0)
+    jobs = [(codes[first : first + n], q.kind, r) for r, (first, n) in enumerate(runs)]
+    if keep and bool((values == 0).any()):
+        flags |= _ZERO_MAP
+        wrong &= values != 0
+        jobs.append(((values == 0).to(torch.int64), PLAIN, -1))
+    directory, data = bytearray(), []
+    for part, kind, run in jobs:
+        seed = run_seed(q.seed, run) if run >= 0 else 0
+        entry, body = _encode_run(part, kind, seed)
+        directory += entry
+        data.append(body)
+    outliers = torch.nonzero(wrong).flatten()
+    gaps = torch.diff(outliers, prepend=outliers.new_full((1,), -1)) - 1
+    positions = b"".join(_varint(gap) for gap in gaps.tolist())
+    head = write_parameters(q._replace(step1=0.0))
+    head += bytes([chosen.mode, flags, len(chosen.data)]) + chosen.data
+    head += _varint(outliers.numel()) + _varint(len(positions)) + bytes(directory) + positions
+    kept = values[outliers].contiguous().view(torch.uint8)
+    payload = torch.cat([_bytes(head, x.device), kept, *(d.to(x.device) for d in data)])
+    payload = _padded(payload, values.numel())
+    whole = PARAMETER_BYTES + 3 + values.numel() * x.element_size()
+    return _verbatim(values, q) if payload.numel() > whole else payload
+
+
+def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The tensor of a payload, or `CorruptStreamError`."""
+    extents = predict_plan.extents_of(shape)
+    count = math.prod(shape)
+    if payload.numel() < _least(count):
+        raise CorruptStreamError(
+            f"payload has {payload.numel()} bytes, {count} values take at least {_least(count)}"
+        )
+    q, own = read_parameters(payload, dtype)
+    reader = _Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
+    mode, flags, size = reader.byte(), reader.byte(), reader.byte()
+    plan = Plan(mode, reader.take(size))
+    try:
+        plan.check(extents)
+    except UnsupportedError as error:
+        raise CorruptStreamError(f"payload has an impossible plan: {error}") from None
+    item = torch.empty(0, dtype=dtype).element_size()
+    if flags > _KEEP_NONZERO | _ZERO_MAP or flags == _ZERO_MAP or any(own):
+        raise CorruptStreamError(f"payload has flags {flags} and parameter bytes {own!r}")
+    if mode == VERBATIM:
+        raw = reader.take(count * item)
+        reader.only_zeros()
+        return _values(raw, dtype).to(payload.device).view(shape)
+    if q.kind not in (PLAIN, DITHER) or q.step0 == 0.0:
+        raise CorruptStreamError(f"payload has quantiser kind {q.kind} and step {q.step0}")
+    model = _MODELS[mode]
+    runs = runs_of(model.pieces(plan, extents))
+    outliers, length = reader.varint(), reader.varint()
+    if outliers > min(count, length):
+        raise CorruptStreamError(f"payload has {outliers} outliers in {length} bytes")
+    sizes = [size for _, size in runs] + ([count] if flags & _ZERO_MAP else [])
+    entries = [reader.entry() for _ in sizes]
+    places = _Reader(reader.take(length))
+    kept = _values(reader.take(outliers * item), dtype)
+    parts = []
+    for run, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
+        own_kind, seed = (q.kind, run_seed(q.seed, run)) if run < len(runs) else (PLAIN, 0)
+        parts.append(_decode_run(entry, reader.take(entry.size), size, own_kind, seed))
+    reader.only_zeros()
+    real = arithmetic(dtype)
+    device = payload.device
+    c = Coding(plan, extents, runs, q.step0, q.kind == DITHER, q.seed, real, device)
+    codes = torch.cat(parts[: len(runs)]).to(device)
+    out = _finish(model.decode(c, codes), dtype, bool(flags & _KEEP_NONZERO))
+    if flags & _ZERO_MAP:
+        out[(parts[-1] != 0).to(device)] = 0.0
+    position, at = -1, []
+    for _ in range(outliers):
+        position += 1 + places.varint()
+        if position >= count:
+            raise CorruptStreamError(f"payload has an outlier at {position} of {count} values")
+        at.append(position)
+    places.done()
+    out[torch.tensor(at, dtype=torch.int64, device=device)] = kept.to(device)
+    return out.view(shape)
+
+
+def _read_plan(plan: tuple[int, ...], extents: Extents) -> tuple[int, Plan | None]:
+    if not plan or plan[0] not in (0, _KEEP_NONZERO):
+        raise UnsupportedError(f"plan is {plan}, its first number must be 0 or 1")
+    if len(plan) == 1:
+        return plan[0], None
+    if any(not 0 <= number <= 255 for number in plan[2:]):
+        raise UnsupportedError(f"plan is {plan}, its numbers must fit a byte")
+    given = Plan(plan[1], bytes(plan[2:]))
+    given.check(extents)
+    return plan[0], given
+
+
+def _least(count: int) -> int:
+    """A short payload cannot claim a huge tensor."""
+    return PARAMETER_BYTES + 8 * -(-count // 65536)
+
+
+def _finish(y: Tensor, dtype: torch.dtype, keep_nonzero: bool) -> Tensor:
+    values = y.to(dtype)
+    if keep_nonzero:
+        smallest = torch.ones_like(values, dtype=PATTERN[dtype]).view(dtype)
+        values = torch.where(values == 0, smallest, values)
+    return values
+
+
+def _verbatim(values: Tensor, q: Quantiser) -> Tensor:
+    head = write_parameters(q._replace(step0=0.0, step1=0.0)) + bytes([VERBATIM, 0, 0])
+    raw = values.contiguous().view(torch.uint8)
+    return _padded(torch.cat([_bytes(head, values.device), raw]), values.numel())
+
+
+def _padded(payload: Tensor, count: int) -> Tensor:
+    missing = _least(count) - payload.numel()
+    return torch.cat([payload, payload.new_zeros(missing)]) if missing > 0 else payload
+
+
+def _values(raw: bytes, dtype: torch.dtype) -> Tensor:
+    if not raw:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(raw), dtype=dtype)
+
+
+def _bytes(data: bytes, device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _encode_run(codes: Tensor, kind: int, seed: int) -> tuple[bytes, Tensor]:
+    """A run's entry in the directory and its data."""
+    nonzero = int(torch.count_nonzero(codes))
+    if nonzero == 0:
+        return bytes([_RUN_ZERO]), torch.empty(0, dtype=torch.uint8)
+    if nonzero <= 1024 or nonzero <= codes.numel() // 64:
+        data = predict_sparse.encode(codes.to(torch.int32).cpu())
+        entry = bytes([_RUN_SPARSE]) + _varint(nonzero) + _varint(len(data))
+        return entry, torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[
+            : len(data)
+        ]
+    own, body = rans.encode_codes(codes.to(torch.int32), kind=kind, seed=seed)
+    return bytes([_RUN_STAGE]) + own + _varint(body.numel()), body
+
+
+class _Entry:
+    """A run as the directory describes it."""
+
+    def __init__(self, coder: int, nonzero: int, own: bytes, size: int) -> None:
+        self.coder, self.nonzero, self.own, self.size = coder, nonzero, own, size
+
+
+def _decode_run(entry: _Entry, data: bytes, count: int, kind: int, seed: int) -> Tensor:
+    if entry.coder == _RUN_ZERO:
+        return torch.zeros(count, dtype=torch.int64)
+    if entry.coder == _RUN_SPARSE:
+        if entry.nonzero > count:
+            raise CorruptStreamError(f"payload has {entry.nonzero} codes in a run of {count}")
+        return predict_sparse.decode(data, entry.nonzero, count).to(torch.int64)
+    body = torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[: len(data)]
+    codes = rans.decode_codes(entry.own, body, count, kind=kind, seed=seed).to(torch.int64)
+    is_open = (codes == digits.VERBATIM) | (codes == digits.ZERO)
+    return torch.where(is_open, 0, codes)
+
+
+class _Reader:
+    """Reads a payload from its front; `CorruptStreamError` where it ends too soon."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise CorruptStreamError(
+                f"payload has {len(self.data) - self.at} bytes left where {size} are needed"
+            )
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if value >> 62:
+                    break
+                return value
+        raise CorruptStreamError("payload has an integer beyond 2^62")
+
+    def entry(self) -> _Entry:
+        coder = self.byte()
+        if coder > _RUN_STAGE:
+            raise CorruptStreamError(
+                f"payload has a run with coder {coder}, allowed are 0 to 2"
+            )
+        nonzero = self.varint() if coder == _RUN_SPARSE else 0
+        own = self.take(7) if coder == _RUN_STAGE else b""
+        return _Entry(coder, nonzero, own, self.varint() if coder != _RUN_ZERO else 0)
+
+    def done(self) -> None:
+        if self.at != len(self.data):
+            raise CorruptStreamError(f"payload has {len(self.data) - self.at} bytes too many")
+
+    def only_zeros(self) -> None:
+        if any(self.data[self.at :]):
+            raise CorruptStreamError("payload goes on after its last run")

@@ -1,0 +1,8 @@
+"""Makes the modules of benchmarks/ importable, as they are for one another."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
