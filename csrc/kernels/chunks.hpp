@@ -10,6 +10,9 @@
 
 namespace encke::ENCKE_ISA {
 
+// Results from this size on do not stay in the caches: they are written past them.
+constexpr size_t kStreaming = size_t{32} << 20;
+
 inline int thread_count(int64_t chunks, int64_t values) {
 #ifdef _OPENMP
     if (values < 65536 || chunks < 2 || omp_in_parallel()) return 1;

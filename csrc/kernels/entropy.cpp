@@ -242,7 +242,7 @@ void for_sample(int64_t count, F f) {
         uint64_t h = (static_cast<uint64_t>(r) + 1) * 0x9E3779B97F4A7C15u;
         h = (h ^ h >> 29) * 0xBF58476D1CE4E5B9u;
         int64_t first =
-            (begin + static_cast<int64_t>((h >> 33) % static_cast<uint64_t>(room))) &
+            (begin + static_cast<int64_t>((h >> 33) % static_cast<uint64_t>(room + 1))) &
             ~int64_t{15};
         // Not across the end of a dither page.
         int64_t over = (first & ((1 << kPageBits) - 1)) + kSampleRun - (1 << kPageBits);
@@ -388,7 +388,7 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
     if (!ChunkTable::check(lengths, chunks, end - body)) return ENCKE_CORRUPT;
     const ValueCodes<T, Kind> target(q, center);
     const bool streaming =
-        count * sizeof(Value) >= (4 << 20) && reinterpret_cast<uintptr_t>(out) % 32 == 0;
+        count * sizeof(Value) >= kStreaming && reinterpret_cast<uintptr_t>(out) % 32 == 0;
 
     return for_ranges(
         chunks, thread_count(chunks, count), [&](int64_t chunk, int64_t last, int) {
@@ -466,6 +466,11 @@ int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
         return ENCKE_OK;
     }
     auto lane_order = [&](int64_t first, int64_t n, int32_t* lanes) {
+        if (kind != ENCKE_DITHER) {  // lanes are positions
+            std::memcpy(lanes, codes + first, static_cast<size_t>(n) * sizeof *codes);
+            for (int64_t i = n; i & 7; ++i) lanes[i] = kAfter;
+            return;
+        }
         int64_t page = first >> kPageBits << kPageBits;
         LaneOrder order(kind, seed, page);
         for (int64_t i = 0; i < n; i += 8, lanes += 8) {
@@ -558,7 +563,7 @@ int codes_decode(const uint8_t* payload, int64_t size, const uint8_t parameters[
                             int32_t eight[8];
                             order.to_memory(static_cast<uint32_t>(8 * g), lanes, eight);
                             for (int64_t p = 0; p < 8 && 8 * g + p < n; ++p) {
-                                if (eight[p] == kZero) return false;
+                                if (eight[p] <= kZero) return false;
                                 codes[first + 8 * g + p] = eight[p];
                             }
                         }

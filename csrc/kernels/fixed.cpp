@@ -141,12 +141,19 @@ uint8_t* encode_chunk(const typename T::Value* x, int count, int64_t position,
         } else {
 #ifdef __AVX2__
             if constexpr (FastBlock<T, Kind>::kPossible) {
-                if (n == kBlock &&
-                    FastBlock<T, Kind>::encode(block, at, dither, scale, headers[b], to))
-                    continue;
+                if (n == kBlock) {
+                    uint8_t* next =
+                        FastBlock<T, Kind>::encode(block, at, dither, scale, headers[b], to);
+                    if (next) {
+                        to = next;
+                        continue;
+                    }
+                }
             }
 #endif
-            headers[b] = encode_block<T, Kind>(block, n, at, q.seed, scale, to);
+            uint8_t* next = to;
+            headers[b] = encode_block<T, Kind>(block, n, at, q.seed, scale, next);
+            to = next;
         }
     }
     return to;
@@ -240,16 +247,23 @@ int decode_chunk(const uint8_t* from, const uint8_t* end,
         }
 #ifdef __AVX2__
         if constexpr (FastBlock<T, Kind>::kPossible) {
-            if (n == kBlock && FastBlock<T, Kind>::decode(headers[b], from, end, position,
-                                                          dither, scale, out, streaming))
-                continue;
+            if (n == kBlock) {
+                const uint8_t* next = FastBlock<T, Kind>::decode(
+                    headers[b], from, readable, position, dither, scale, out, streaming);
+                if (next) {
+                    from = next;
+                    continue;
+                }
+            }
         }
 #else
         (void)streaming;
 #endif
         typename T::Value block[kBlock];
-        if (!decode_block<T, Kind>(headers[b], from, end, position, seed, scale, block))
+        const uint8_t* next = from;
+        if (!decode_block<T, Kind>(headers[b], next, end, position, seed, scale, block))
             return ENCKE_CORRUPT;
+        from = next;
         std::memcpy(out, block, bytes);
     }
     return from == end ? ENCKE_OK : ENCKE_CORRUPT;
@@ -294,7 +308,7 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
     if (!ChunkTable::check(lengths, chunks, payload + size - body)) return ENCKE_CORRUPT;
     // Results larger than the caches go past them: the lines they fill need no reading.
     bool streaming =
-        count * sizeof(*out) >= (4 << 20) && reinterpret_cast<uintptr_t>(out) % 32 == 0;
+        count * sizeof(*out) >= kStreaming && reinterpret_cast<uintptr_t>(out) % 32 == 0;
     auto decode_range = [&](int64_t chunk, int64_t last, int) {
         ChunkTable table(lengths, body);
         for (; chunk < last; ++chunk) {

@@ -39,6 +39,13 @@ struct Frequencies {
         }
     }
 
+    // Whether a bucket of 8-bit digits that has raw bits is in the table.
+    bool raw_bits() const {
+        for (int s = 31; s < 254; ++s)
+            if (f[s]) return true;
+        return false;
+    }
+
     // At most 2 + 3 * 256 bytes.
     uint8_t* write_to(uint8_t* to) const {
         uint8_t* entries = to;

@@ -56,7 +56,6 @@ class Planner {
         for (int bits : {4, 2}) {
             Plan candidate = plan;
             candidate.digit_bits = bits;
-            candidate.rows_log = bits == 4 ? 1 : 0;
             candidate.zero = static_cast<double>(zeros) > sampled / 1024;
             double outside = place_window(totals, candidate, zeros);
             if (outside > 0.02 * sampled) continue;
@@ -67,7 +66,12 @@ class Planner {
                 best_cost = cost < best_cost ? cost : best_cost;
             }
         }
-        if (total_ < 4096) best.plan.rows_log = 0;
+        // More rows in flight hide the coder's latency, but each costs 32 bytes a chunk:
+        // up to four where that is next to nothing.
+        const double each = best_cost / static_cast<double>(total_);
+        best.plan.rows_log = total_ < 4096 || each < 0.5 ? 0
+                             : best.plan.digit_bits == 2 ? 1
+                                                         : 2;
         return best;
     }
 

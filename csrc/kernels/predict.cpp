@@ -71,7 +71,7 @@ class Encoder {
         c.lattice.error = safe_error<Real>(q_.limit[0]);
         c.lattice.most = largest_code<Real>(plan);
         std::vector<int64_t> pieces = pieces_of(plan, extents_);
-        c.runs = runs_of(pieces);
+        c.runs = runs_of(pieces, plan.share);
         int64_t codes_count = c.runs.back().first + c.runs.back().count;
         int64_t room = plan.mode == kInterpolation
                            ? interpolation_room(grids_of(plan, extents_), true)
@@ -107,7 +107,7 @@ class Encoder {
         memory.close();
         int status = write_payload(plan, flags | (zeros ? kZeroMap : 0), outliers, runs, to);
         if (status != ENCKE_OK) return status;
-        return to.size() > kPredictParameters + 3 + count * static_cast<int64_t>(sizeof(Value))
+        return to.size() > kPredictParameters + 4 + count * static_cast<int64_t>(sizeof(Value))
                    ? verbatim(to)
                    : status;
     }
@@ -162,13 +162,14 @@ class Encoder {
 
     int write_payload(const Plan& plan, int flags, const std::vector<int64_t>& outliers,
                       const RunWriter& runs, Parts& to) {
-        std::vector<uint8_t> head(kPredictParameters + 3);
+        std::vector<uint8_t> head(kPredictParameters + 4);
         write_parameters(head.data());
         head[kPredictParameters] = static_cast<uint8_t>(plan.mode);
         head[kPredictParameters + 1] = static_cast<uint8_t>(flags);
         uint8_t bytes[Plan::kMostSteps + 2];
         int size = plan.write(bytes);
-        head[kPredictParameters + 2] = static_cast<uint8_t>(size);
+        head[kPredictParameters + 2] = static_cast<uint8_t>(plan.share);
+        head[kPredictParameters + 3] = static_cast<uint8_t>(size);
         head.insert(head.end(), bytes, bytes + size);
         std::vector<uint8_t> positions;
         int64_t before = -1;
@@ -207,7 +208,7 @@ class Encoder {
         return true;
     }
     int verbatim(Parts& to) const {
-        uint8_t head[kPredictParameters + 3] = {};
+        uint8_t head[kPredictParameters + 4] = {};
         write_parameters(head);
         write<double>(head + 8, 0.0);
         to.start(1);
@@ -271,13 +272,15 @@ class Decoder {
 
     int run() {
         const int64_t count = extents_.size();
-        int mode = from_.byte(), flags = from_.byte(), size = from_.byte();
+        int mode = from_.byte(), flags = from_.byte(), share = from_.byte();
+        int size = from_.byte();
         const uint8_t* bytes = from_.take(size);
         Plan plan;
+        plan.share = share;
         if (read<uint64_t>(payload_) >> 8 || read<double>(payload_ + 16) != 0)
             return ENCKE_CORRUPT;
-        if (!bytes || flags > (kKeepNonzero | kZeroMap) || flags == kZeroMap ||
-            !plan.read(mode, bytes, size, extents_))
+        if (!bytes || share > Plan::kMostShare || flags > (kKeepNonzero | kZeroMap) ||
+            flags == kZeroMap || !plan.read(mode, bytes, size, extents_))
             return ENCKE_CORRUPT;
         if (mode == kVerbatim) return verbatim(count);
         int kind = payload_[0];
@@ -288,7 +291,7 @@ class Decoder {
         if (!(step > 0) || !std::isfinite(step) || static_cast<double>(c.lattice.step) != step)
             return ENCKE_CORRUPT;
         if (kind != ENCKE_DITHER && (kind != ENCKE_PLAIN || seed != 0)) return ENCKE_CORRUPT;
-        c.runs = runs_of(pieces_of(plan, extents_));
+        c.runs = runs_of(pieces_of(plan, extents_), plan.share);
         int64_t outliers = from_.varint(), positions_size = from_.varint();
         std::vector<RunEntry> entries(c.runs.size() + (flags & kZeroMap ? 1 : 0));
         for (RunEntry& entry : entries) entry.read(from_);

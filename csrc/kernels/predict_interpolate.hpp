@@ -100,12 +100,8 @@ inline void for_short_rows(const StepContext<Real>& s, const Real* even, int64_t
 template <class Real>
 inline void gather_odd(const Halving& h, const Real* line, int64_t j, int64_t n, Real* to) {
     line += (2 * j + 1) * h.inner;
-    if (h.inner == 1)
-        for (int64_t i = 0; i < n; ++i) to[i] = line[2 * i];
-    else
-        for (int64_t r = 0; r < n; ++r)
-            for (int64_t i = 0; i < h.inner; ++i)
-                to[r * h.inner + i] = line[2 * r * h.inner + i];
+    for (int64_t r = 0; r < n; ++r)
+        for (int64_t i = 0; i < h.inner; ++i) to[r * h.inner + i] = line[2 * r * h.inner + i];
 }
 
 // The rows 2j .. 2j + 2n - 1 of a line from their even and odd halves.
@@ -113,10 +109,6 @@ template <class Real>
 inline void interleave(const Halving& h, const Real* even, const Real* odd, int64_t j,
                        int64_t n, Real* line) {
     line += 2 * j * h.inner;
-    if (h.inner == 1) {
-        for (int64_t i = 0; i < n; ++i) line[2 * i] = even[i], line[2 * i + 1] = odd[i];
-        return;
-    }
     for (int64_t r = 0; r < n; ++r, line += 2 * h.inner)
         for (int64_t i = 0; i < h.inner; ++i) {
             line[i] = even[r * h.inner + i];
@@ -160,7 +152,7 @@ void encode_step(const StepContext<Real>& s, const Real* grid, const Real* even,
                  int32_t* codes, std::vector<int64_t>* failed) {
     const Halving& h = s.h;
     for_lines(h, [&](int64_t o, int64_t first, int64_t last, int thread) {
-        alignas(64) Real x[kTile], y[kTile], u[kDithered ? kTile : 1];
+        alignas(64) Real x[kTile], y[kTile], pairs[2 * kTile], u[kDithered ? kTile : 1];
         const Real* line = grid + o * h.n * h.inner;
         Real* built = rebuilt ? rebuilt + o * h.n * h.inner : nullptr;
         auto code = [&](const Neighbours<Real>& from, const Real* truth, int64_t at, int64_t n,
@@ -177,11 +169,23 @@ void encode_step(const StepContext<Real>& s, const Real* grid, const Real* even,
                               code(from, line + row + h.inner, (o * h.odd() + j) * h.inner + i,
                                    n, built ? built + row + h.inner : y);
                           });
-        } else {
+        } else if (h.inner > 1) {
             for_short_rows(s, even, o, [&](const Neighbours<Real>& from, int64_t j, int64_t n) {
                 gather_odd(h, line, j, n, x);
                 code(from, x, (o * h.odd() + j) * h.inner, n * h.inner, y);
                 if (built) interleave(h, from.b, y, j, n, built);
+            });
+        } else {
+            for_short_rows(s, even, o, [&](const Neighbours<Real>& from, int64_t j, int64_t n) {
+                int64_t at = o * h.odd() + j;
+                if constexpr (kDithered) fill_dither(u, s.seed, s.dither_at + at, n);
+                Real* to = built ? built + 2 * j : pairs;
+                bool good = encode_pairs<kDithered>(from, line + 2 * j, u, s.lattice, to,
+                                                    codes + at, n);
+                if (good || !failed) return;
+                for (int64_t i = 0; i < n; ++i)
+                    x[i] = line[2 * (j + i) + 1], y[i] = to[2 * i + 1];
+                list_failures(x, y, s.lattice, at, n, failed[thread]);
             });
         }
         if (built && last == h.odd()) copy_last(h, even, o, rebuilt);
@@ -206,10 +210,16 @@ void decode_step(const StepContext<Real>& s, const Real* even, const int32_t* co
                               std::copy_n(from.b, n, row);
                               decode(from, (o * h.odd() + j) * h.inner + i, n, row + h.inner);
                           });
-        } else {
+        } else if (h.inner > 1) {
             for_short_rows(s, even, o, [&](const Neighbours<Real>& from, int64_t j, int64_t n) {
                 decode(from, (o * h.odd() + j) * h.inner, n * h.inner, y);
                 interleave(h, from.b, y, j, n, built);
+            });
+        } else {
+            for_short_rows(s, even, o, [&](const Neighbours<Real>& from, int64_t j, int64_t n) {
+                int64_t at = o * h.odd() + j;
+                if constexpr (kDithered) fill_dither(u, s.seed, s.dither_at + at, n);
+                decode_pairs<kDithered>(from, codes + at, u, s.lattice.step, built + 2 * j, n);
             });
         }
         if (last == h.odd()) copy_last(h, even, o, rebuilt);

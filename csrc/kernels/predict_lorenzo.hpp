@@ -50,7 +50,76 @@ inline int32_t wrap_difference(int32_t a, int32_t b) {
     return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
 
+// The sums of a row, in place.
+inline void sum_row(int32_t* row, int64_t n) {
+    int64_t i = 0;
+    int32_t sum = 0;
+#ifdef __AVX2__
+    __m256i carry = _mm256_setzero_si256();
+    const __m256i last = _mm256_set1_epi32(7);
+    for (; i + 8 <= n; i += 8) {
+        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + i));
+        v = _mm256_add_epi32(v, _mm256_slli_si256(v, 4));
+        v = _mm256_add_epi32(v, _mm256_slli_si256(v, 8));
+        // The total of the low half, added to the high half.
+        __m256i low = _mm256_permute2x128_si256(v, v, 0x08);
+        v = _mm256_add_epi32(v, _mm256_shuffle_epi32(low, 0xFF));
+        v = _mm256_add_epi32(v, carry);
+        carry = _mm256_permutevar8x32_epi32(v, last);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + i), v);
+    }
+    sum = _mm256_cvtsi256_si32(carry);
+#endif
+    for (; i < n; ++i) row[i] = sum = wrap_sum(sum, row[i]);
+}
+
+// First order along two or three axes, row by row: with s the codes and d their differences,
+// d = s - above - before + both along the last but one and the one before that.
+inline void difference_rows(const Extents& e, int axes, int32_t* codes) {
+    const int64_t width = e.n[3], rows = e.n[2], plane = rows * width;
+    const int64_t planes = axes == 3 ? e.n[1] : 1, cubes = e.size() / (planes * plane);
+    for (int64_t at = cubes * planes * rows - 1; at >= 0; --at) {
+        int32_t* row = codes + at * width;
+        const bool first_row = at % rows == 0, first_plane = at / rows % planes == 0;
+        if (!first_row && !first_plane) {
+            const int32_t *above = row - width, *before = row - plane, *both = before - width;
+            for (int64_t i = 0; i < width; ++i)
+                row[i] = wrap_difference(wrap_difference(row[i], above[i]),
+                                         wrap_difference(before[i], both[i]));
+        } else if (!first_row || !first_plane) {
+            const int32_t* from = first_row ? row - plane : row - width;
+            for (int64_t i = 0; i < width; ++i) row[i] = wrap_difference(row[i], from[i]);
+        }
+        for (int64_t i = width - 1; i > 0; --i) row[i] = wrap_difference(row[i], row[i - 1]);
+    }
+}
+
+inline void sum_rows(const Extents& e, int axes, int32_t* codes) {
+    const int64_t width = e.n[3], rows = e.n[2], plane = rows * width;
+    const int64_t planes = axes == 3 ? e.n[1] : 1, cubes = e.size() / (planes * plane);
+    for (int64_t at = 0; at < cubes * planes * rows; ++at) {
+        int32_t* row = codes + at * width;
+        const bool first_row = at % rows == 0, first_plane = at / rows % planes == 0;
+        sum_row(row, width);
+        if (!first_row && !first_plane) {
+            const int32_t *above = row - width, *before = row - plane, *both = before - width;
+            for (int64_t i = 0; i < width; ++i)
+                row[i] =
+                    wrap_sum(wrap_sum(row[i], above[i]), wrap_difference(before[i], both[i]));
+        } else if (!first_row || !first_plane) {
+            const int32_t* from = first_row ? row - plane : row - width;
+            for (int64_t i = 0; i < width; ++i) row[i] = wrap_sum(row[i], from[i]);
+        }
+    }
+}
+
+// Whether one thread does it all, and in a single pass over memory.
+inline bool in_one_pass(const Plan& plan, const Extents& e) {
+    return plan.order == 1 && plan.axes > 1 && thread_count(e.size() / 1024, e.size()) == 1;
+}
+
 inline void lorenzo_difference(const Plan& plan, const Extents& e, int32_t* codes) {
+    if (in_one_pass(plan, e)) return difference_rows(e, plan.axes, codes);
     for (int axis = kAxes - plan.axes; axis < kAxes; ++axis)
         for (int pass = 0; pass < plan.order; ++pass)
             for_columns(e, axis, codes,
@@ -63,15 +132,12 @@ inline void lorenzo_difference(const Plan& plan, const Extents& e, int32_t* code
 }
 
 inline void lorenzo_sum(const Plan& plan, const Extents& e, int32_t* codes) {
+    if (in_one_pass(plan, e)) return sum_rows(e, plan.axes, codes);
     for (int axis = kAxes - 1; axis >= kAxes - plan.axes; --axis)
         for (int pass = 0; pass < plan.order; ++pass)
             for_columns(
                 e, axis, codes, [](int32_t* at, int64_t rows, int64_t by, int64_t width) {
-                    if (by == 1) {
-                        int32_t sum = 0;
-                        for (int64_t j = 0; j < rows; ++j) at[j] = sum = wrap_sum(sum, at[j]);
-                        return;
-                    }
+                    if (by == 1) return sum_row(at, rows);
                     for (int64_t j = 1; j < rows; ++j)
                         for (int64_t i = 0; i < width; ++i)
                             at[j * by + i] = wrap_sum(at[j * by + i], at[(j - 1) * by + i]);

@@ -11,9 +11,9 @@
 namespace encke::ENCKE_ISA::predict {
 
 constexpr int64_t kPredictParameters = 32;
-// A run of codes ends with the first piece that brings it to this many, or to this share
-// of all.
-constexpr int64_t kRunCodes = 4096, kRunShare = 32;
+// A run of codes ends with the first piece that brings it to this many, and to the share of
+// all that the plan says.
+constexpr int64_t kRunCodes = 4096;
 
 enum RunCoder { kRunZero = 0, kRunSparse = 1, kRunStage = 2 };
 
@@ -27,11 +27,11 @@ inline uint64_t run_seed(uint64_t seed, size_t run) {
 }
 
 // Pieces, coarsest first, gathered into runs.
-inline std::vector<Run> runs_of(const std::vector<int64_t>& pieces) {
+inline std::vector<Run> runs_of(const std::vector<int64_t>& pieces, int share) {
     std::vector<Run> runs;
     int64_t at = 0, all = 0;
     for (int64_t piece : pieces) all += piece;
-    const int64_t enough = std::max(kRunCodes, all / kRunShare);
+    const int64_t enough = std::max(kRunCodes, all >> share);
     bool open = false;
     for (int64_t piece : pieces) {
         if (!open) runs.push_back({at, 0});
@@ -92,14 +92,24 @@ class Cursor {
     bool short_ = false;
 };
 
+inline int64_t count_nonzero(const int32_t* codes, int64_t count) {
+    int64_t nonzero = 0;
+    for (int64_t at = 0; at < count; at += 1 << 16) {
+        int32_t here = 0;
+        const int32_t* stop = codes + std::min<int64_t>(at + (1 << 16), count);
+        for (const int32_t* code = codes + at; code < stop; ++code) here += *code != 0;
+        nonzero += here;
+    }
+    return nonzero;
+}
+
 // Collects the directory and the data of runs.
 class RunWriter {
   public:
     std::vector<uint8_t> directory, data;
 
     int add(const int32_t* codes, int64_t count, int kind, uint64_t seed) {
-        int64_t nonzero = 0;
-        for (int64_t i = 0; i < count; ++i) nonzero += codes[i] != 0;
+        int64_t nonzero = count_nonzero(codes, count);
         if (nonzero == 0) {
             directory.push_back(kRunZero);
             return ENCKE_OK;

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/numeric.hpp"
+#include "kernels/predict_rows.hpp"
 
 namespace encke::ENCKE_ISA::predict {
 
@@ -12,7 +12,7 @@ enum PredictMode { kVerbatim = 0, kLorenzo = 1, kRegression = 2, kInterpolation 
 enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2 };
 
 constexpr int kAxes = 4;
-constexpr int kSamples = 512;
+constexpr int kSamples = 512, kLorenzoSamples = 256;
 
 // The tensor's extents, leading dimensions merged or filled with 1 to make four.
 struct Extents {
@@ -47,7 +47,10 @@ struct Extents {
 struct Plan {
     static constexpr int kMostSteps = 80;
 
+    static constexpr int kMostShare = 62;
+
     int mode = kInterpolation;
+    int share = 5;       // a run of codes has at least 2^-share of all
     int order = 1;       // Lorenzo, regression
     int axes = 1;        // Lorenzo, regression: how many of the last axes
     int side = 8;        // regression: of a block
@@ -155,11 +158,14 @@ inline int64_t sample_index(uint64_t bits, int axis, int64_t extent) {
     return static_cast<int64_t>((n >> 16) * share + ((n & 0xFFFF) * share >> 16));
 }
 
-// Residuals in eighths of a step, cut off where they cost the same as anything larger.
+// Residuals in eighths of a step, cut off where they cost the same as anything larger. The
+// cut compares bit patterns, in which NaN is large; at most 2^20, so that sums fit 32 bits.
 template <class Real>
-inline int64_t residual_cost(Real residual, Real scale) {
-    Real size = (residual < 0 ? -residual : residual) * scale;
-    return size < static_cast<Real>(1 << 20) ? static_cast<int32_t>(size) : 1 << 20;
+inline int32_t residual_cost(Real residual, Real scale) {
+    using Signed = typename RealBits<Real>::Signed;
+    const Signed ceiling = bit_cast<Signed>(static_cast<Real>(1 << 20));
+    Signed size = bit_cast<Signed>(residual * scale) & RealBits<Real>::kMagnitude;
+    return static_cast<int32_t>(bit_cast<Real>(size < ceiling ? size : ceiling));
 }
 
 // The code of a value, not further from zero than what any predictor can be judged by.
@@ -201,7 +207,7 @@ struct SampledAxis {
 
     int64_t cost(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
-        int64_t total = 0;
+        int32_t total = 0;
         for (int k = 0; k < count; ++k)
             total += residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
         return total;
@@ -209,16 +215,16 @@ struct SampledAxis {
     // The sum of the magnitudes of codes.
     int64_t codes(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
-        int64_t total = 0;
+        int32_t total = 0;
         for (int k = 0; k < count; ++k) {
-            int64_t cost = residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
-            int64_t size = (cost + 4) / 8;
+            int32_t cost = residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
+            int32_t size = (cost + 4) / 8;
             total += size < 4096 ? size : 4096;
         }
         return total;
     }
     int64_t plain_cost(Real scale) const {
-        int64_t total = 0;
+        int32_t total = 0;
         for (int k = 0; k < count; ++k) total += residual_cost(x[k], scale);
         return total;
     }
@@ -298,8 +304,11 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
     using Real = typename T::Real;
     const Real inverse = static_cast<Real>(1) / step;
     const uint64_t* points = sample_points();
-    int64_t sums[2][3] = {};
-    for (int k = 0; k < kSamples; ++k) {
+    int64_t sums[2][3] = {}, distance[27];
+    for (int i = 0; i < 27; ++i)
+        distance[i] = i / 9 * extents.behind(1) + i / 3 % 3 * extents.behind(2) +
+                      i % 3 * extents.behind(3);
+    for (int k = 0; k < kLorenzoSamples; ++k) {
         int64_t index[kAxes], at = 0;
         for (int d = 0; d < kAxes; ++d) {
             index[d] = sample_index(points[k], d, extents.n[d]);
@@ -308,14 +317,8 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
         // Codes of the value and of up to two before it along each of the last three axes.
         int64_t code[27];
         for (int i = 0; i < 27; ++i) {
-            const int64_t back[3] = {i / 9, i / 3 % 3, i % 3};
-            bool inside = true;
-            int64_t from = at;
-            for (int d = 0; d < 3; ++d) {
-                inside = inside && back[d] <= index[d + 1];
-                from -= back[d] * extents.behind(d + 1);
-            }
-            code[i] = inside ? sampled_code(T::load(data[from]) * inverse) : 0;
+            bool inside = i / 9 <= index[1] && i / 3 % 3 <= index[2] && i % 3 <= index[3];
+            code[i] = inside ? sampled_code(T::load(data[at - distance[i]]) * inverse) : 0;
         }
         for (int order = 1; order <= 2; ++order) {
             static constexpr int kTaps[2][3] = {{1, -1, 0}, {1, -2, 1}};
@@ -343,7 +346,7 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
             if (least >= 0 && sum >= least) continue;
             least = sum, best.plan.order = order, best.plan.axes = axes;
         }
-    best.bits = code_bits(static_cast<double>(least) / kSamples);
+    best.bits = code_bits(static_cast<double>(least) / kLorenzoSamples);
     return best;
 }
 
@@ -351,6 +354,8 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
 template <class T>
 Plan choose_plan(const typename T::Value* data, const Extents& extents, typename T::Real step) {
     Candidate halved = plan_interpolation<T>(data, extents, step);
+    // Where most codes are not zero, halvings differ little, and each run costs time.
+    if (halved.bits > 0.25) halved.plan.share = 3;
     // Lorenzo's codes carry the rounding of every neighbour: below a bit it cannot win.
     if (halved.bits < 1) return halved.plan;
     Candidate lorenzo = plan_lorenzo<T>(data, extents, step);

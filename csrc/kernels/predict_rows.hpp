@@ -120,6 +120,34 @@ void decode_row(const From from, const int32_t* __restrict codes, const Real* __
     }
 }
 
+// The same for rows whose values alternate with those they are predicted from: x, and the
+// even and odd places of `pairs`, are n pairs.
+template <bool kDithered, class Real>
+bool encode_pairs(const Neighbours<Real> from, const Real* __restrict x,
+                  const Real* __restrict u, const Lattice<Real> l, Real* __restrict pairs,
+                  int32_t* __restrict codes, int64_t n) {
+    typename RealBits<Real>::Signed room = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        auto r = quantise_against<kDithered>(x[2 * i + 1], from.predict(i),
+                                             kDithered ? u[i] : Real{0}, l);
+        pairs[2 * i] = from.b[i];
+        pairs[2 * i + 1] = r.value;
+        codes[i] = static_cast<int32_t>(r.rounded);
+        room |= r.room;
+    }
+    return room >= 0;
+}
+
+template <bool kDithered, class Real>
+void decode_pairs(const Neighbours<Real> from, const int32_t* __restrict codes,
+                  const Real* __restrict u, Real step, Real* __restrict pairs, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        Real code = static_cast<Real>(codes[i]);
+        pairs[2 * i] = from.b[i];
+        pairs[2 * i + 1] = from.predict(i) + (kDithered ? code - u[i] : code) * step;
+    }
+}
+
 // The dither of the positions start .. start + n - 1.
 template <class Real>
 void fill_dither(Real* u, uint64_t seed, int64_t start, int64_t n) {

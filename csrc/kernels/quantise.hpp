@@ -56,6 +56,7 @@ template <class T>
 struct Scale {
     using Real = typename T::Real;
     Real step[2], inverse[2], limit[2];
+    bool narrow;  // a code of 7 bits is within tier 0 whatever its value was
 
     explicit Scale(const encke_quantiser& q) {
         for (int t = 0; t < 2; ++t) {
@@ -63,6 +64,7 @@ struct Scale {
             inverse[t] = step[t] > 0 ? Real(1) / step[t] : Real(0);
             limit[t] = static_cast<Real>(q.limit[t]);
         }
+        narrow = step[0] > 0 && limit[0] >= 128 * step[0];
     }
 };
 

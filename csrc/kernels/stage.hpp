@@ -39,8 +39,10 @@ class ChunkScratch {
 class StageEncoder {
   public:
     explicit StageEncoder(const Coding& coding) : coding_(coding) {
-        for (int i = 0; i < coding.plan.tables; ++i)
+        for (int i = 0; i < coding.plan.tables; ++i) {
             tables_[i].build(coding.tables[i], coding.plan);
+            raw_ |= coding.tables[i].raw_bits();
+        }
     }
 
     const Plan& plan() const { return coding_.plan; }
@@ -63,7 +65,7 @@ class StageEncoder {
             scratch.codes[i] = kAfter;
         uint16_t* words_end = scratch.words + ChunkScratch::kWords;
         uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kCodes;
-        RowEncoder rows_encoder(plan, tables_, words_end, exceptions_end);
+        RowEncoder rows_encoder(plan, tables_, raw_, words_end, exceptions_end);
         rows_encoder.encode(scratch.codes, rows);
         size_t words = static_cast<size_t>(words_end - rows_encoder.words);
         size_t exceptions = static_cast<size_t>(exceptions_end - rows_encoder.exceptions);
@@ -83,6 +85,7 @@ class StageEncoder {
   private:
     const Coding& coding_;
     EncoderTable tables_[8];
+    bool raw_ = false;
 };
 
 // The decoder's tables, read and checked once for a tensor.
@@ -102,6 +105,7 @@ class StageDecoder {
                 for (int s = 239; s < 254; ++s)
                     if (table.f[s]) return false;
             }
+            raw_ |= table.raw_bits();
             build_slots(table, slots + (size_t(i) << plan.precision));
         }
         return true;
@@ -121,8 +125,8 @@ class StageDecoder {
         if (2 * words + 4 * exceptions > static_cast<uint64_t>(end - first_word)) return false;
         const uint8_t* first_exception = first_word + 2 * words;
         rest = first_exception + 4 * exceptions;
-        RowDecoder decoder(plan_, reinterpret_cast<const uint32_t*>(slots_.data()), first_word,
-                           first_exception, rest, end);
+        RowDecoder decoder(plan_, reinterpret_cast<const uint32_t*>(slots_.data()), raw_,
+                           first_word, first_exception, rest, end);
         for (int i = 0; i < states; ++i) {
             decoder.states[i] = read<uint32_t>(first_state + 4 * i);
             if (decoder.states[i] < kLowest || decoder.states[i] >> 31) return false;
@@ -145,6 +149,7 @@ class StageDecoder {
   private:
     Plan plan_;
     Bytes slots_;
+    bool raw_ = false;
 };
 
 }  // namespace encke::ENCKE_ISA

@@ -61,7 +61,7 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     step = torch.tensor(q.step0, dtype=real, device=x.device)
     chosen = given or predict_plan.choose(values.to(real), extents, step)
     model = _MODELS[chosen.mode]
-    runs = runs_of(model.pieces(chosen, extents))
+    runs = runs_of(model.pieces(chosen, extents), chosen.share)
     c = Coding(chosen, extents, runs, q.step0, q.kind == DITHER, q.seed, real, x.device)
     codes, rebuilt = model.encode(c, values.to(real))
     keep = bool(flags & _KEEP_NONZERO)
@@ -83,12 +83,12 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     gaps = torch.diff(outliers, prepend=outliers.new_full((1,), -1)) - 1
     positions = b"".join(_varint(gap) for gap in gaps.tolist())
     head = write_parameters(q._replace(step1=0.0))
-    head += bytes([chosen.mode, flags, len(chosen.data)]) + chosen.data
+    head += bytes([chosen.mode, flags, chosen.share, len(chosen.data)]) + chosen.data
     head += _varint(outliers.numel()) + _varint(len(positions)) + bytes(directory) + positions
     kept = values[outliers].contiguous().view(torch.uint8)
     payload = torch.cat([_bytes(head, x.device), kept, *(d.to(x.device) for d in data)])
     payload = _padded(payload, values.numel())
-    whole = PARAMETER_BYTES + 3 + values.numel() * x.element_size()
+    whole = PARAMETER_BYTES + 4 + values.numel() * x.element_size()
     return _verbatim(values, q) if payload.numel() > whole else payload
 
 
@@ -102,8 +102,8 @@ def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
         )
     q, own = read_parameters(payload, dtype)
     reader = _Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
-    mode, flags, size = reader.byte(), reader.byte(), reader.byte()
-    plan = Plan(mode, reader.take(size))
+    mode, flags, share, size = reader.take(4)
+    plan = Plan(mode, reader.take(size), share)
     try:
         plan.check(extents)
     except UnsupportedError as error:
@@ -118,7 +118,7 @@ def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     if q.kind not in (PLAIN, DITHER) or q.step0 == 0.0:
         raise CorruptStreamError(f"payload has quantiser kind {q.kind} and step {q.step0}")
     model = _MODELS[mode]
-    runs = runs_of(model.pieces(plan, extents))
+    runs = runs_of(model.pieces(plan, extents), plan.share)
     outliers, length = reader.varint(), reader.varint()
     if outliers > min(count, length):
         raise CorruptStreamError(f"payload has {outliers} outliers in {length} bytes")
@@ -175,7 +175,7 @@ def _finish(y: Tensor, dtype: torch.dtype, keep_nonzero: bool) -> Tensor:
 
 
 def _verbatim(values: Tensor, q: Quantiser) -> Tensor:
-    head = write_parameters(q._replace(step0=0.0, step1=0.0)) + bytes([VERBATIM, 0, 0])
+    head = write_parameters(q._replace(step0=0.0, step1=0.0)) + bytes([VERBATIM, 0, 0, 0])
     raw = values.contiguous().view(torch.uint8)
     return _padded(torch.cat([_bytes(head, values.device), raw]), values.numel())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from encke.ops.reference import dither
 from encke.ops.reference.predict_plan import INTERPOLATION, LORENZO, Extents, Plan
 
-_RUN_CODES, _RUN_SHARE = 4096, 32
+_RUN_CODES = 4096
 _SEED_STEP = 0xD1342543DE82EF95
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -32,7 +32,7 @@ class Coding(NamedTuple):
 
     def lattice(self, halving: int = 0) -> Tensor:
         """The step of a halving, rounded to the arithmetic's precision."""
-        share = self.plan.share(halving) if self.plan.mode == INTERPOLATION else 64
+        share = self.plan.fineness(halving) if self.plan.mode == INTERPOLATION else 64
         return torch.tensor(self.step * share / 64, dtype=self.real, device=self.device)
 
     @property
@@ -74,13 +74,13 @@ def run_seed(seed: int, run: int) -> int:
     return (seed + run * _SEED_STEP) & _MASK64
 
 
-def runs_of(pieces: list[int]) -> list[tuple[int, int]]:
-    """First code and number of codes of each run.
+def runs_of(pieces: list[int], share: int) -> list[tuple[int, int]]:
+    """First code and number of codes of each run; a run has 2^-share of all or more.
 
-    >>> runs_of([1, 3, 4, 8000, 8000])
+    >>> runs_of([1, 3, 4, 8000, 8000], 5)
     [(0, 8008), (8008, 8000)]
     """
-    enough = max(_RUN_CODES, sum(pieces) // _RUN_SHARE)
+    enough = max(_RUN_CODES, sum(pieces) >> share)
     runs: list[tuple[int, int]] = []
     at, is_open = 0, False
     for piece in pieces:

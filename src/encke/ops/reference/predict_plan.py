@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,9 +19,11 @@ VERBATIM, LORENZO, REGRESSION, INTERPOLATION = range(4)
 AXES = 4
 
 _SAMPLES = 512
+_LORENZO_SAMPLES = 256
 _WEIGHTS = (8, 9, 4, 6, 10)
 _SHARES = (64, 51, 41, 33, 32)
 _MOST_STEPS = 80
+_MOST_SHARE = 62
 _COST_CEILING = 2.0**20
 _CODE_CEILING = 4096
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
@@ -31,7 +33,7 @@ Extents = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The mode of a stream and its bytes.
+    """The mode of a stream, its bytes, and the share of all codes that a run has.
 
     >>> Plan(LORENZO, bytes([1, 3])).check((1, 4, 4, 4))
     >>> Plan(LORENZO, bytes([3, 3])).check((1, 4, 4, 4))
@@ -42,6 +44,7 @@ class Plan:
 
     mode: int
     data: bytes = b""
+    share: int = 5
 
     @property
     def order(self) -> int:
@@ -64,7 +67,7 @@ class Plan:
         """Axis and weight of each halving, the finest first."""
         return [(step & 3, step >> 2) for step in self.data[2:]]
 
-    def share(self, halving: int) -> int:
+    def fineness(self, halving: int) -> int:
         """How many 64ths of the step the lattice of a halving has."""
         decay = self.data[1]
         return _SHARES[min(halving // decay, 4)] if decay else 64
@@ -72,6 +75,10 @@ class Plan:
     def check(self, extents: Extents) -> None:
         """Raise `UnsupportedError` if no stream of these extents has this plan."""
         data = self.data
+        if self.share > _MOST_SHARE:
+            raise UnsupportedError(
+                f"plan has runs of 2^-{self.share}, at most 2^-{_MOST_SHARE}"
+            )
         if self.mode == VERBATIM:
             good = not data
         elif self.mode == INTERPOLATION:
@@ -109,6 +116,8 @@ def extents_of(shape: tuple[int, ...]) -> Extents:
 def choose(x: Tensor, extents: Extents, step: Tensor) -> Plan:
     """The plan for the values `x`, flat and in the precision of their arithmetic."""
     halved, bits = _interpolation(x, extents, step)
+    if bits > 0.25:
+        halved = replace(halved, share=3)
     if bits < 1.0:
         return halved
     lorenzo, lorenzo_bits = _lorenzo(x, extents, step)
@@ -216,9 +225,9 @@ def _sampled(
 def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
     inverse = 1 / step
     stride = _strides(extents)
-    index = [_indices(d, extents[d], _SAMPLES, x.device) for d in range(AXES)]
+    index = [_indices(d, extents[d], _LORENZO_SAMPLES, x.device) for d in range(AXES)]
     at = sum((i * s for i, s in zip(index, stride, strict=True)), torch.zeros_like(index[0]))
-    codes = torch.zeros((3, 3, 3, _SAMPLES), dtype=torch.int64, device=x.device)
+    codes = torch.zeros((3, 3, 3, _LORENZO_SAMPLES), dtype=torch.int64, device=x.device)
     for i in range(27):
         back = (i // 9, i // 3 % 3, i % 3)
         inside = torch.ones_like(at, dtype=torch.bool)
@@ -241,4 +250,4 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
             if best is None or total < best[0]:
                 best = (total, order, axes)
     assert best is not None
-    return Plan(LORENZO, bytes(best[1:])), _code_bits(best[0] / _SAMPLES)
+    return Plan(LORENZO, bytes(best[1:])), _code_bits(best[0] / _LORENZO_SAMPLES)
