@@ -94,7 +94,7 @@ def measure(
         encode_relative_to_memcpy=times.memcpy / times.encode,
         decode_relative_to_memcpy=times.memcpy / times.decode,
         encode_relative_to_clone=times.clone / times.encode,
-        decode_relative_to_clone=times.clone / times.decode,
+        decode_relative_to_clone=times.clone / times.decode_afresh,
         max_error_over_bound=worst / error if error > 0 else None,
         psnr=psnr(x, y),
         entropy_bits=entropy_bits,

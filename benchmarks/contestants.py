@@ -23,7 +23,10 @@ class Contestant(Protocol):
     ours: bool
 
     def encode(self, x: Tensor, bound: Bound, error: float) -> Any: ...
-    def decode(self, packed: Any) -> Tensor: ...
+    def decode(self, packed: Any, out: Tensor | None = None) -> Tensor:
+        """The values, in `out` where the codec can fill it, else in fresh memory."""
+        ...
+
     def size(self, packed: Any) -> int: ...
 
 
@@ -39,8 +42,8 @@ class Ours:
     def encode(self, x: Tensor, bound: Bound, error: float) -> encke.Packed:
         return encke.compress(x, bound, codec=self.name, dither=self.dither, seed=self.seed)
 
-    def decode(self, packed: encke.Packed) -> Tensor:
-        return encke.decompress(packed)
+    def decode(self, packed: encke.Packed, out: Tensor | None = None) -> Tensor:
+        return encke.decompress(packed, out=out)
 
     def size(self, packed: encke.Packed) -> int:
         return packed.nbytes
@@ -63,7 +66,7 @@ class SZ3:
         settings.openmp = False
         return sz.compress(x.numpy(), settings)[0], tuple(x.shape)
 
-    def decode(self, packed: tuple[np.ndarray, Any]) -> Tensor:
+    def decode(self, packed: tuple[np.ndarray, Any], out: Tensor | None = None) -> Tensor:
         compressed, shape = packed
         return torch.from_numpy(sz.decompress(compressed, np.float32, shape)[0])
 
@@ -82,7 +85,7 @@ class ZFP:
     def encode(self, x: Tensor, bound: Bound, error: float) -> bytes:
         return zfpy.compress_numpy(x.numpy(), tolerance=error)
 
-    def decode(self, packed: bytes) -> Tensor:
+    def decode(self, packed: bytes, out: Tensor | None = None) -> Tensor:
         return torch.from_numpy(zfpy.decompress_numpy(packed))
 
     def size(self, packed: bytes) -> int:
@@ -114,7 +117,7 @@ class MinMax:
             packed |= codes[place :: 8 // bits] << (place * bits)
         return packed, low, scale, bits, tuple(x.shape)
 
-    def decode(self, packed: tuple[Any, ...]) -> Tensor:
+    def decode(self, packed: tuple[Any, ...], out: Tensor | None = None) -> Tensor:
         stored, low, scale, bits, shape = packed
         places = [(stored >> (place * bits)) & (2**bits - 1) for place in range(8 // bits)]
         codes = torch.stack(places, dim=1).view(-1, self.group)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Decoders under AddressSanitizer and UndefinedBehaviorSanitizer against hostile streams.
-#   VENV=.venv STREAMS=240000 bash fuzz/run.sh
+#   VENV=.venv STREAMS=1000000 bash fuzz/run.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$(realpath "${VENV:-.venv}")
-streams=${STREAMS:-240000}
+streams=${STREAMS:-1000000}
 export PATH="$venv/bin:$PATH"
 python -c "import cmake, nanobind, ninja" 2>/dev/null || pip install -q cmake nanobind ninja
 

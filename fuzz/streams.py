@@ -127,18 +127,21 @@ def main() -> int:
     torch.set_num_threads(1)
     chance = random.Random(args.seed)
     blobs = [packed.to_bytes() for packed in packed_originals()]
+    known = set(blobs)  # a splice may turn one small stream into another
     print(f"{len(blobs)} originals", file=sys.stderr, flush=True)
     tally: collections.Counter[str] = collections.Counter()
     began = time.monotonic()
     while sum(tally.values()) < args.streams:
         blob = chance.choice(blobs)
         mutant = mutate(blob, blobs, chance)
-        if bytes(mutant) != blob:
+        if bytes(mutant) not in known:
             outcome = attempt(bytes(mutant))
-            if outcome != "corrupt":
+            # A stream that says it has no checksum, at the right length, is a stream.
+            checksummed = len(mutant) < 8 or mutant[7] & 1
+            if outcome != "corrupt" and checksummed:
                 print(f"a broken stream was {outcome}: {bytes(mutant).hex()}", file=sys.stderr)
                 return 1
-            tally["as they were: corrupt"] += 1
+            tally[f"as they were: {outcome}"] += 1
         tally[f"checksum put right: {attempt(put_right(mutant))}"] += 1
     seconds = time.monotonic() - began
     print(json.dumps({"streams": sum(tally.values()), "seconds": round(seconds), **tally}))

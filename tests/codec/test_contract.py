@@ -255,7 +255,7 @@ def test_as_many_dimensions_as_a_stream_holds_come_back() -> None:
 
 def test_more_dimensions_than_a_stream_holds_are_refused_before_they_are_lost() -> None:
     x = torch.zeros([1] * 33)
-    with pytest.raises(UnsupportedError, match="33.*32"):
+    with pytest.raises(UnsupportedError, match=r"33.*32"):
         compress(x, Absolute(0.1), codec="fixed").to_bytes()
 
 
@@ -267,7 +267,8 @@ def test_a_bound_that_does_not_say_what_it_is_relative_to_is_refused(bound: obje
 
 @pytest.mark.parametrize("codec", [c for c in names() if registry.by_name(c).lossy])
 @pytest.mark.parametrize(
-    "bound", [Absolute(0.0), RangeRelative(0.0), RmsRelative(0), PointwiseRelative(0), Lossless()]
+    "bound",
+    [Absolute(0.0), RangeRelative(0.0), RmsRelative(0), PointwiseRelative(0), Lossless()],
 )
 def test_a_lossy_codec_refuses_a_bound_without_room(codec: str, bound: Bound) -> None:
     with pytest.raises(BoundError) as caught:

@@ -173,9 +173,8 @@ def test_group_keeps_what_it_does_not_refuse(
     x = recipe.tensor(dtype)
     try:
         packed = compress(x, bound, codec="group", seed=seed)
-    except BoundError as error:
-        assert not isinstance(bound, FixedRate)
-        assert "at 8 bits reaches an error of" in str(error)
+    except BoundError:
+        assert not isinstance(bound, FixedRate)  # a rate is always kept
         return
     assert_kept(x, packed.decompress(), packed)
 

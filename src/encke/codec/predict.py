@@ -38,6 +38,7 @@ class Predict(Codec):
     value does.
     """
 
+    fills = True
     name = "predict"
     id = 3
     dtypes = FLOATS
@@ -55,9 +56,15 @@ class Predict(Codec):
         return Encoded(request.backend.predict_encode(x, tuple(x.shape), q, plan), error)
 
     def decode(
-        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype, backend: Backend
+        self,
+        payload: Tensor,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        backend: Backend,
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
-        return backend.predict_decode(payload, shape, dtype).view(shape)
+        return backend.predict_decode(payload, shape, dtype, out).view(shape)
 
 
 def predict_quantiser(x: Tensor, error: float, *, dither: bool, seed: int) -> Quantiser:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from encke.bound import Bound, resolve
-from encke.codec import layout, registry, traced
+from encke.codec import layout, registry, stream, traced
 from encke.codec.contract import Request
 from encke.codec.packed import Packed
 from encke.errors import BoundError, UnsupportedError
@@ -48,6 +48,11 @@ def compress(
         raise BoundError(
             f"bound is {bound!r}, which does not say what it is relative to; "
             "write Absolute(1e-3), RangeRelative(1e-2), …"
+        )
+    if x.ndim > stream.MAX_DIMENSIONS:
+        raise UnsupportedError(
+            f"tensor has {x.ndim} dimensions, a stream holds at most {stream.MAX_DIMENSIONS}; "
+            "merge some with reshape first"
         )
     x = x.detach()
     order = layout.memory_order(x)

@@ -126,7 +126,8 @@ def read(blob: bytes | bytearray | memoryview) -> tuple[Header, memoryview]:
     order = tuple(view[_FIXED.size + 8 * n : _FIXED.size + 9 * n])
     if sorted(order) != list(range(n)) or any(view[_FIXED.size + 9 * n : start]):
         raise CorruptStreamError("stream has a memory order that is no permutation")
-    if math.prod(shape) >= 2**62 or any(extent >= 2**62 for extent in shape):
+    # An extent of 0 does not excuse the others: strides are products of those that are not.
+    if math.prod(max(1, extent) for extent in shape) >= 2**59:
         raise CorruptStreamError(f"stream claims the shape {shape}, beyond what can exist")
     header = Header(
         codec_id=codec_id,

@@ -35,7 +35,11 @@ class Backend(Protocol):
         self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
     ) -> Tensor: ...
     def predict_decode(
-        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        payload: Tensor,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor: ...
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor: ...

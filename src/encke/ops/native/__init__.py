@@ -83,10 +83,15 @@ class Native:
         )
 
     def predict_decode(
-        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        payload: Tensor,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         _sized(payload, 32 + 8 * -(-math.prod(shape) // 65536))
-        out = self._room(shape, dtype)
+        if out is None:
+            out = self._room(shape, dtype)
         return self._checked(
             self._m.predict_decode(
                 payload.data_ptr(), payload.numel(), out.data_ptr(), shape, _DTYPES[dtype]

@@ -50,11 +50,16 @@ class Reference:
         return predict.encode(x, shape, q, plan)
 
     def predict_decode(
-        self, payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        payload: Tensor,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        out: Tensor | None = None,
     ) -> Tensor:
         from encke.ops.reference import predict
 
-        return predict.decode(payload, shape, dtype)
+        values = predict.decode(payload, shape, dtype)
+        return values if out is None else out.copy_(values.view(shape))
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         from encke.ops.reference import group
