@@ -19,9 +19,10 @@ void Bytes::release() {
 }
 
 uint8_t* Bytes::reserve(size_t more) {
-    if (capacity_ - size_ < more) {
+    if (capacity_ - size_ < more || !data_) {
         size_t wanted = capacity_ + capacity_ / 2;
         if (wanted < size_ + more) wanted = size_ + more;
+        if (wanted < 64) wanted = 64;  // no memory and no bytes wanted are different things
         auto* grown = static_cast<uint8_t*>(std::realloc(data_, wanted));
         if (!grown) return nullptr;
         data_ = grown;

@@ -225,6 +225,16 @@ size_t sample_bytes(int64_t count) {
     return 4 * static_cast<size_t>(sample_size(count) + kSampleRun);
 }
 
+// Makes a sample of one group that is not full look full: of the codes that it has.
+int64_t fill_up(int32_t* group) {
+    int32_t some = kAfter;
+    for (int l = 0; l < kLanes; ++l)
+        if (group[l] != kAfter) some = group[l];
+    for (int l = 0; l < kLanes; ++l)
+        if (group[l] == kAfter) group[l] = some;
+    return 1;
+}
+
 // Short runs of values at even distances, each moved at random within its stretch: evenly
 // spaced ones would meet the same few channels again and again. Calls f(first, length).
 template <class F>
@@ -298,7 +308,7 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
     });
     if (groups == 0) {  // fewer than eight values
         source.fill(x, count, 0, 0, sample);
-        groups = 1;
+        groups = fill_up(sample);
     }
     const Coding coding = Planner(sample, groups, count, Kind).choose();
     const StageEncoder encoder(coding);
@@ -490,7 +500,7 @@ int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
     });
     if (groups == 0) {
         lane_order(0, count, sample);
-        groups = 1;
+        groups = fill_up(sample);
     }
     const Coding coding = Planner(sample, groups, count, kind).choose();
     const StageEncoder encoder(coding);

@@ -16,7 +16,7 @@ struct Frequencies {
         uint64_t total = 0;
         for (int s = 0; s < 256; ++s) total += counts[s];
         int64_t left = whole;
-        int largest = 255;
+        int largest = 0;
         for (int s = 0; s < 256; ++s) {
             uint64_t share =
                 total ? (2 * counts[s] * uint64_t{whole} + total) / (2 * total) : 0;

@@ -54,6 +54,7 @@ class Planner {
             for (int s = 0; s < 256; ++s) totals[s] += table[s];
         const double sampled = static_cast<double>(groups_ * kLanes);
         for (int bits : {4, 2}) {
+            if (groups_ < 64) break;  // their tables would outweigh what they save
             Plan candidate = plan;
             candidate.digit_bits = bits;
             candidate.zero = static_cast<double>(zeros) > sampled / 1024;

@@ -245,6 +245,8 @@ int encode_values(const void* x, const Extents& extents, const encke_quantiser& 
     if (plan_size == 1) {
         if (q.step[0] == 0) return encoder.verbatim(to);
         chosen = choose_plan<T>(values, extents, static_cast<typename T::Real>(q.step[0]));
+        // Dither promises one variance for all errors, which finer coarse grids would not keep.
+        if (q.kind == ENCKE_DITHER) chosen.decay = 0;
     } else {
         uint8_t bytes[256];
         if (plan_size > 256) return ENCKE_BAD_ARGUMENT;

@@ -46,7 +46,7 @@ inline bool read_parameters(const uint8_t* from, int dtype, encke_quantiser& q) 
         q.step[t] = read<double>(from + 8 + 8 * t);
         bool exact = dtype == ENCKE_F64 ||
                      static_cast<double>(static_cast<float>(q.step[t])) == q.step[t];
-        if (!(q.step[t] >= 0 && q.step[t] < 1e300) || !exact) return false;
+        if (!(q.step[t] >= 0 && q.step[t] <= 1.7976931348623157e308) || !exact) return false;
     }
     return true;
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,8 +26,8 @@ class Bound:
 
 
 def _require(given: float, *, of: str, what: str, low: float, high: float, remedy: str) -> None:
-    number_like = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if not number_like or math.isnan(given) or not low <= given <= high:
+    number_like = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    if not number_like or not low <= given <= high:  # which a NaN is not
         raise BoundError(f"{of}: {what} is {given!r}, allowed is {low:g} to {high:g}; {remedy}")
 
 

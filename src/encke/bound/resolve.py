@@ -38,6 +38,7 @@ class Promise:
 
 
 EXACT = Promise(error=0.0)
+_LARGEST = 1.7976931348623157e308
 
 
 def resolve(bound: Bound, x: torch.Tensor) -> Promise:
@@ -46,6 +47,8 @@ def resolve(bound: Bound, x: torch.Tensor) -> Promise:
     >>> resolve(RangeRelative(0.01), torch.tensor([-1.0, 3.0, float("nan")]))
     Promise(error=0.04, pointwise=None, rate=None)
     """
+    if type(bound) is Bound:
+        raise BoundError("bound is Bound(), which says nothing; use Absolute, RangeRelative, …")
     if isinstance(bound, Absolute) and x.is_floating_point():
         return Promise(error=float(bound.error))
     if isinstance(bound, Lossless) or not (
@@ -54,9 +57,12 @@ def resolve(bound: Bound, x: torch.Tensor) -> Promise:
         return EXACT  # integers and booleans are always kept exactly
     if isinstance(bound, RangeRelative):
         low, high = _finite_extent(x)
-        return Promise(error=bound.ratio * (high - low))
+        extent = high - low
+        if math.isinf(extent):  # of float64 values: halved, the sum is finite
+            return Promise(error=min(2.0 * (bound.ratio * (high / 2 - low / 2)), _LARGEST))
+        return Promise(error=bound.ratio * extent)
     if isinstance(bound, RmsRelative):
-        return Promise(error=bound.ratio * _finite_rms(x))
+        return Promise(error=min(bound.ratio * _finite_rms(x), _LARGEST))
     if isinstance(bound, PointwiseRelative):
         return Promise(pointwise=float(bound.ratio))
     if isinstance(bound, FixedRate):
@@ -83,10 +89,14 @@ def _finite_rms(x: torch.Tensor) -> float:
     if x.numel() == 0:
         return 0.0
     norm = torch.linalg.vector_norm(x, dtype=torch.float64).item()
-    if not math.isfinite(norm):
-        finite = x[torch.isfinite(x)]
-        if finite.numel() == 0:
-            return 0.0
-        norm = torch.linalg.vector_norm(finite, dtype=torch.float64).item()
-        return float(norm / math.sqrt(finite.numel()))
-    return float(norm / math.sqrt(x.numel()))
+    if math.isfinite(norm):
+        return float(norm / math.sqrt(x.numel()))
+    # Something is not finite, or the squares are not: without the one, scaled by the other.
+    finite = x[torch.isfinite(x)].to(torch.float64)
+    if finite.numel() == 0:
+        return 0.0
+    largest = float(finite.abs().max())
+    if largest == 0.0:
+        return 0.0
+    scaled = torch.linalg.vector_norm(finite / largest).item()
+    return float(scaled / math.sqrt(finite.numel()) * largest)

@@ -36,6 +36,7 @@ def choose(x: Tensor, request: Request, *, prefer: str) -> tuple[Codec, Encoded]
     """
     if prefer not in ("ratio", "speed"):
         raise UnsupportedError(f"prefer is {prefer!r}, allowed are 'ratio' and 'speed'")
+    registry.by_name("lossless").check(x.dtype)  # which takes whatever any codec takes
     promise = request.promise
     if x.dtype == torch.bool:
         return _only("mask", x, request, "truth values take one bit each")

@@ -8,6 +8,17 @@ from torch import Tensor
 from encke.errors import UnsupportedError
 
 
+def require_plain(x: Tensor) -> None:
+    """Raise unless x has values in strided memory."""
+    if x.layout is not torch.strided:
+        raise UnsupportedError(
+            f"tensor has layout {x.layout}, only strided ones are taken; compress its values "
+            "and indices, or to_dense() first"
+        )
+    if x.is_meta:
+        raise UnsupportedError("tensor is on the meta device and has no values to compress")
+
+
 def memory_order(x: Tensor) -> tuple[int, ...]:
     """The dimensions from slowest to fastest where x is dense, else as they are.
 
@@ -38,8 +49,6 @@ def in_memory(x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 def to_memory(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """x as a contiguous tensor with its dimensions in `order`; a copy only if it must be."""
-    if x.layout is not torch.strided:
-        raise UnsupportedError(f"tensor has layout {x.layout}, only strided ones are taken")
     return in_memory(x, order).contiguous()
 
 

@@ -55,6 +55,8 @@ class LosslessPlanes(Codec):
         if x.dtype == torch.bool:
             flat = flat.view(torch.uint8) != 0  # a bool's byte may be anything but 0
         size = x.dtype.itemsize
+        if flat.numel() == 1:  # one value counts as contiguous whatever its stride
+            flat = flat.new_empty(1).copy_(flat)
         values: _Bytes = flat.view(torch.uint8).cpu().numpy().reshape(-1, size)
         planes = [
             np.ascontiguousarray(values[start : start + CHUNK, plane])

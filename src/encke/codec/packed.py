@@ -87,7 +87,7 @@ class Packed:
                 f"{self.shape} {self.dtype} on {self.device}"
             )
         memory = layout.in_memory(out, self.order)
-        if codec.fills and memory.is_contiguous():
+        if codec.fills and memory.is_contiguous() and not memory.is_neg():
             codec.decode(self.payload, inner, self.dtype, kernels, out=memory)  # type: ignore[call-arg]
         else:
             memory.copy_(codec.decode(self.payload, inner, self.dtype, kernels))

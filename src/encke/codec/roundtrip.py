@@ -44,7 +44,7 @@ def compress(
             f"compress takes a torch.Tensor, this is {type(x).__name__}; "
             "use torch.as_tensor(...) first"
         )
-    if not isinstance(bound, Bound):
+    if not isinstance(bound, Bound) or type(bound) is Bound:
         raise BoundError(
             f"bound is {bound!r}, which does not say what it is relative to; "
             "write Absolute(1e-3), RangeRelative(1e-2), …"
@@ -54,7 +54,8 @@ def compress(
             f"tensor has {x.ndim} dimensions, a stream holds at most {stream.MAX_DIMENSIONS}; "
             "merge some with reshape first"
         )
-    x = x.detach()
+    layout.require_plain(x)
+    x = x.detach().resolve_neg()
     order = layout.memory_order(x)
     inner = layout.to_memory(x, order)
     if torch.compiler.is_compiling():

@@ -14,6 +14,7 @@ from torch import Tensor
 from encke.bound import Absolute, Bound, FixedRate, PointwiseRelative
 from encke.errors import UnsupportedError
 from encke.ops import quantiser
+from encke.ops.schema import operators
 
 _TRACEABLE = ("fixed", "entropy", "group", "mask", "index")
 
@@ -22,7 +23,7 @@ def encode(
     inner: Tensor, bound: Bound, *, codec: str, dither: bool, seed: int, keep_nonzero: bool
 ) -> Tensor:
     """The payload of a tensor in memory order."""
-    ops = torch.ops.encke
+    ops = operators
     if codec in ("fixed", "entropy"):
         kind = (
             quantiser.DITHER if dither else quantiser.HALF if keep_nonzero else quantiser.PLAIN
@@ -38,14 +39,14 @@ def encode(
     if codec == "index":
         return ops.index_encode(inner)  # type: ignore[no-any-return]
     raise UnsupportedError(
-        f"under torch.compile codec is {codec!r} with {bound!r}, allowed are "
-        f"{', '.join(_TRACEABLE)} ('group' with FixedRate); name one of them"
+        f"under torch.compile codec is {codec!r} with a bound of kind {bound.kind}, "
+        f"allowed are {', '.join(_TRACEABLE)} ('group' with FixedRate); name one of them"
     )
 
 
 def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype, codec: str) -> Tensor:
     """The inverse of `encode`."""
-    ops, count = torch.ops.encke, math.prod(shape)
+    ops, count = operators, math.prod(shape)
     if codec not in _TRACEABLE:
         raise UnsupportedError(
             f"under torch.compile codec is {codec!r}, allowed are {', '.join(_TRACEABLE)}"

@@ -27,11 +27,11 @@ _LIBRARY = torch.library.Library("encke", "DEF")  # type: ignore[no-untyped-call
 
 _SCHEMAS = {
     "quantiser": "(Tensor x, int bound, float number, int kind) -> Tensor",
-    "fixed_encode": "(Tensor x, Tensor quantiser, int seed) -> Tensor",
+    "fixed_encode": "(Tensor x, Tensor quantiser, SymInt seed) -> Tensor",
     "fixed_decode": "(Tensor payload, SymInt count, ScalarType dtype) -> Tensor",
-    "entropy_encode": "(Tensor x, Tensor quantiser, int seed) -> Tensor",
+    "entropy_encode": "(Tensor x, Tensor quantiser, SymInt seed) -> Tensor",
     "entropy_decode": "(Tensor payload, SymInt count, ScalarType dtype) -> Tensor",
-    "group_encode": "(Tensor x, int bits, bool stochastic, int seed) -> Tensor",
+    "group_encode": "(Tensor x, int bits, bool stochastic, SymInt seed) -> Tensor",
     "group_decode": "(Tensor payload, SymInt count, ScalarType dtype) -> Tensor",
     "mask_encode": "(Tensor x) -> Tensor",
     "mask_decode": "(Tensor payload, SymInt count) -> Tensor",
@@ -156,3 +156,6 @@ def _define(name: str, schema: str) -> None:
 
 for _name, _schema in _SCHEMAS.items():
     _define(_name, _schema)
+
+#: The operators, for whoever needs them registered before use.
+operators = torch.ops.encke

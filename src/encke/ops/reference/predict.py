@@ -60,6 +60,8 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     real = arithmetic(x.dtype)
     step = torch.tensor(q.step0, dtype=real, device=x.device)
     chosen = given or predict_plan.choose(values.to(real), extents, step)
+    if given is None and q.kind == DITHER:
+        chosen = chosen.evenly()
     model = _MODELS[chosen.mode]
     runs = runs_of(model.pieces(chosen, extents), chosen.share)
     c = Coding(chosen, extents, runs, q.step0, q.kind == DITHER, q.seed, real, x.device)

@@ -46,6 +46,12 @@ class Plan:
     data: bytes = b""
     share: int = 5
 
+    def evenly(self) -> Plan:
+        """The same plan with one step everywhere, so that dither has one variance."""
+        if self.mode != INTERPOLATION:
+            return self
+        return replace(self, data=self.data[:1] + b"\0" + self.data[2:])
+
     @property
     def order(self) -> int:
         return self.data[0]
