@@ -88,7 +88,7 @@ LAYOUTS: dict[str, Callable[[torch.dtype], Tensor]] = {
 
 
 def bits(x: Tensor) -> Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return torch.empty(x.numel(), dtype=x.dtype).copy_(x.reshape(-1)).view(torch.uint8)
 
 
 def dense(x: Tensor) -> bool:
