@@ -117,6 +117,7 @@ class FastBlock {
     [[gnu::always_inline]] static uint8_t* encode_narrow(const __m256* v, const __m256i* c,
                                                          uint8_t& head, uint8_t* to) {
         __m256i bytes = to_bytes(c);
+        [[maybe_unused]] __m256i keep{};
         uint32_t mask;
         if constexpr (Kind == ENCKE_PLAIN) {
             mask = ~static_cast<uint32_t>(
@@ -126,7 +127,7 @@ class FastBlock {
             __m256i z[4];
             for (int g = 0; g < 4; ++g)
                 z[g] = _mm256_castps_si256(_mm256_cmp_ps(v[g], zero, _CMP_NEQ_UQ));
-            __m256i keep = to_bytes(z);
+            keep = to_bytes(z);
             bytes = _mm256_and_si256(bytes, keep);
             mask = static_cast<uint32_t>(_mm256_movemask_epi8(keep));
         }
@@ -153,9 +154,16 @@ class FastBlock {
         head = header(width, sparse, negative);
         if (sparse) {
             if (width > 7) return nullptr;
-            alignas(32) uint64_t words[4];
+            __m256i used = _mm256_set1_epi8(static_cast<char>((1 << width) - 1));
+            if constexpr (Kind == ENCKE_PLAIN)
+                used =
+                    _mm256_andnot_si256(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256()), used);
+            else
+                used = _mm256_and_si256(keep, used);
+            alignas(32) uint64_t words[4], masks[4];
             _mm256_store_si256(reinterpret_cast<__m256i*>(words), bytes);
-            return write_sparse<8>(words, width, mask, to);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(masks), used);
+            return write_sparse(words, masks, 4, mask, to);
         }
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes_to_planes(bytes));
         return to + 4 * width;
@@ -207,10 +215,14 @@ class FastBlock {
         // 16-bit codes in the order of the values, then their low and their high bytes.
         __m256i a = halves(c[0], c[1]), b = halves(c[2], c[3]);
         if (sparse) {
-            alignas(32) uint64_t words[8];
+            const __m256i used = _mm256_set1_epi16(static_cast<short>((1 << width) - 1));
+            alignas(32) uint64_t words[8], masks[8];
             _mm256_store_si256(reinterpret_cast<__m256i*>(words), a);
             _mm256_store_si256(reinterpret_cast<__m256i*>(words + 4), b);
-            return write_sparse<16>(words, width, mask, to);
+            for (int g = 0; g < 2; ++g)
+                _mm256_store_si256(reinterpret_cast<__m256i*>(masks + 4 * g),
+                                   _mm256_and_si256(halves(z[2 * g], z[2 * g + 1]), used));
+            return write_sparse(words, masks, 8, mask, to);
         }
         const __m256i low = _mm256_set1_epi16(255);
         __m256i bytes = _mm256_permute4x64_epi64(
@@ -224,24 +236,18 @@ class FastBlock {
         return to + 4 * width;
     }
 
-    // The codes at the positions of `mask`, as bytes (Bits = 8, widths up to 7) or 16-bit words
-    // (widths up to 14) in `words`: one pext drops the zeros and the unused bits of the rest.
-    template <int Bits>
-    static uint8_t* write_sparse(const uint64_t* words, int width, uint32_t mask, uint8_t* to) {
-        constexpr int kEach = 64 / Bits;
-        constexpr uint64_t kOnes = Bits == 8 ? 0x0101010101010101u : 0x0001000100010001u;
-        const uint64_t used = kOnes * ((1u << width) - 1);
-        write<uint32_t>(to, mask);
+    // The bits of `words` that are set in `masks`, one after the other, behind the bitmap: one
+    // pext drops the zeros and the unused bits of the other codes. At most 56 bits a word.
+    static uint8_t* write_sparse(const uint64_t* words, const uint64_t* masks, int count,
+                                 uint32_t bitmap, uint8_t* to) {
+        write<uint32_t>(to, bitmap);
         to += 4;
         uint64_t pending = 0;
         int filled = 0;
-        for (int g = 0; g < kBlock / kEach; ++g) {
-            const uint64_t here = mask >> kEach * g & ((1u << kEach) - 1);
-            const uint64_t present = _pdep_u64(here, kOnes) * ((1u << Bits) - 1);
-            // At most 7 bits left over and 56 new ones.
-            pending |= _pext_u64(words[g], present & used) << filled;
+        for (int g = 0; g < count; ++g) {
+            pending |= _pext_u64(words[g], masks[g]) << filled;
             write<uint64_t>(to, pending);
-            filled += width * __builtin_popcountll(here);
+            filled += __builtin_popcountll(masks[g]);
             to += filled >> 3;
             pending >>= filled & 56;
             filled &= 7;
@@ -267,9 +273,9 @@ class FastBlock {
             }
             from += 4 * width;
         } else if (width <= 7) {
-            from = read_sparse<8>(from, width, c, keep);
+            from = read_bytes(from, width, c, keep);
         } else if (width <= 14) {
-            from = read_sparse<16>(from, width, c, keep);
+            from = read_words(from, width, c, keep);
         } else {
             return nullptr;
         }
@@ -286,35 +292,59 @@ class FastBlock {
         return from;
     }
 
-    // The inverse of write_sparse, as ints, with all bits set in `keep` where a code is.
-    template <int Bits>
-    static const uint8_t* read_sparse(const uint8_t* from, int width, __m256i* c,
-                                      __m256i* keep) {
-        constexpr int kEach = 64 / Bits;
-        constexpr uint64_t kOnes = Bits == 8 ? 0x0101010101010101u : 0x0001000100010001u;
+    // The inverse of write_sparse for codes of at most 7 bits, as ints, with all bits set in
+    // `keep` where a code is.
+    static const uint8_t* read_bytes(const uint8_t* from, int width, __m256i* c,
+                                     __m256i* keep) {
+        const __m256i whole = spread_bits(read<uint32_t>(from));
+        const __m256i used = _mm256_set1_epi8(static_cast<char>((1 << width) - 1));
+        alignas(32) uint64_t masks[4];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(masks), _mm256_and_si256(whole, used));
+        __m128i eighths[4];
+        split(whole, eighths);
+        from += 4;
+        int bit = 0;
+        for (int g = 0; g < 4; ++g) {
+            const uint64_t bits = read<uint64_t>(from + (bit >> 3)) >> (bit & 7);
+            bit += __builtin_popcountll(masks[g]);
+            c[g] = _mm256_cvtepu8_epi32(
+                _mm_cvtsi64_si128(static_cast<int64_t>(_pdep_u64(bits, masks[g]))));
+            keep[g] = _mm256_cvtepi8_epi32(eighths[g]);
+        }
+        return from + ((bit + 7) >> 3);
+    }
+
+    // The same for codes of at most 14 bits.
+    static const uint8_t* read_words(const uint8_t* from, int width, __m256i* c,
+                                     __m256i* keep) {
+        constexpr uint64_t kOnes = 0x0001000100010001u;
         const uint64_t used = kOnes * ((1u << width) - 1);
         const uint32_t mask = read<uint32_t>(from);
         from += 4;
-        int bit = 0, at = 0;
+        int bit = 0;
         for (int g = 0; g < 4; ++g) {
-            int64_t code[8 / kEach], whole[8 / kEach];
-            for (int h = 0; h < 8 / kEach; ++h, at += kEach) {
-                const uint64_t here = mask >> at & ((1u << kEach) - 1);
-                const uint64_t present = _pdep_u64(here, kOnes) * ((1u << Bits) - 1);
+            int64_t code[2], whole[2];
+            for (int h = 0; h < 2; ++h) {
+                const uint64_t here = mask >> (8 * g + 4 * h) & 15;
+                const uint64_t present = _pdep_u64(here, kOnes) * 65535;
                 const uint64_t bits = read<uint64_t>(from + (bit >> 3)) >> (bit & 7);
                 bit += width * __builtin_popcountll(here);
                 code[h] = static_cast<int64_t>(_pdep_u64(bits, present & used));
                 whole[h] = static_cast<int64_t>(present);
             }
-            if constexpr (Bits == 8) {
-                c[g] = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(code[0]));
-                keep[g] = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(whole[0]));
-            } else {
-                c[g] = _mm256_cvtepu16_epi32(_mm_set_epi64x(code[1], code[0]));
-                keep[g] = _mm256_cvtepi16_epi32(_mm_set_epi64x(whole[1], whole[0]));
-            }
+            c[g] = _mm256_cvtepu16_epi32(_mm_set_epi64x(code[1], code[0]));
+            keep[g] = _mm256_cvtepi16_epi32(_mm_set_epi64x(whole[1], whole[0]));
         }
         return from + ((bit + 7) >> 3);
+    }
+
+    // Bytes that are 255 where the corresponding bit of `bits` is set.
+    static __m256i spread_bits(uint32_t bits) {
+        const __m256i byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2,
+                                              2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+        const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
+        __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte);
+        return _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
     }
 };
 

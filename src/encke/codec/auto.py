@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ def choose(x: Tensor, request: Request, *, prefer: str) -> tuple[Codec, Encoded]
 def _only(name: str, x: Tensor, request: Request, reason: str) -> tuple[Codec, Encoded]:
     codec = registry.by_name(name)
     codec.check(x.dtype)
-    return codec, replace(codec.encode(x, request), why=reason)
+    return codec, codec.encode(x, request)._replace(why=reason)
 
 
 def _at_rate(x: Tensor, request: Request, rate: float) -> tuple[Codec, Encoded]:
@@ -104,7 +103,7 @@ def _smallest(names: Sequence[str], x: Tensor, request: Request) -> tuple[Codec,
         if name in sizes and name != chosen
     ]
     found = f"{plain / sizes[chosen]:.1f}×" + ("" if whole else " on a sample")
-    return codec, replace(encoded, why=", ".join([found, *others]))
+    return codec, encoded._replace(why=", ".join([found, *others]))
 
 
 def sample(x: Tensor) -> Tensor:

@@ -55,9 +55,11 @@ def compress(
             "merge some with reshape first"
         )
     layout.require_plain(x)
-    x = x.detach().resolve_neg()
+    x = x.detach()
+    if x.is_neg():
+        x = x.resolve_neg()
     order = layout.memory_order(x)
-    inner = layout.to_memory(x, order)
+    inner = x if x.is_contiguous() else layout.to_memory(x, order)
     if torch.compiler.is_compiling():
         payload = traced.encode(
             inner, bound, codec=codec, dither=dither, seed=seed, keep_nonzero=keep_nonzero

@@ -42,6 +42,11 @@ def native_problem() -> str | None:
     return None
 
 
+@functools.cache
+def _by_rule(kind: str) -> Backend:
+    return load("native" if kind == "cpu" and native_problem() is None else "reference")
+
+
 def select(device: torch.device, name: str | None = None) -> Backend:
     """The backend for a tensor on `device`.
 
@@ -50,8 +55,7 @@ def select(device: torch.device, name: str | None = None) -> Backend:
     """
     name = name or os.environ.get("ENCKE_BACKEND")
     if name is None:
-        native_fits = device.type == "cpu" and native_problem() is None
-        return load("native" if native_fits else "reference")
+        return _by_rule(device.type)
     if name == "native" and device.type != "cpu":
         raise BackendError(f"backend 'native' works on cpu tensors, this one is on {device}")
     return load(name)
