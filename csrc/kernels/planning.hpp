@@ -138,6 +138,33 @@ class Planner {
         return bits * scale + 8.0 * static_cast<double>(table.write_to(written) - written);
     }
 
+    // Frequencies from counts. A symbol of several digits that the sample happens not to have
+    // costs more than a hundred bits when it comes, so those that the digits' own shares make
+    // likely enough get an entry too.
+    static void tabulate(const uint32_t* counts, const Plan& plan, Frequencies& table) {
+        const int k = plan.per_symbol();
+        if (k == 1) return table.normalise(counts, plan.precision);
+        double digits[16] = {}, total = 0;
+        for (uint32_t s = 0; s < 256; ++s) {
+            total += counts[s];
+            for (int i = 0; i < k; ++i)
+                digits[s >> plan.digit_bits * i & plan.escape()] += counts[s];
+        }
+        constexpr uint32_t kScale = 32;
+        constexpr double kLikely = 3e-6;
+        uint32_t weights[256];
+        for (uint32_t s = 0; s < 256; ++s) {
+            weights[s] = kScale * counts[s];
+            if (counts[s] || EncoderTable::escapes(s, plan)) continue;
+            double share = 1;
+            for (int i = 0; i < k; ++i)
+                share *= digits[s >> plan.digit_bits * i & plan.escape()] / (k * total);
+            if (share < kLikely) continue;
+            weights[s] = static_cast<uint32_t>(kScale * total * share) + 1;
+        }
+        table.normalise(weights, plan.precision);
+    }
+
     // The cost of a plan, with its tables in `coding`: one for all lanes or one for each.
     double consider(Plan plan, Coding& coding) {
         count(plan);
@@ -146,7 +173,7 @@ class Planner {
             for (int s = 0; s < 256; ++s) sum[s] += table[s];
         plan.tables = 1;
         coding.plan = plan;
-        coding.tables[0].normalise(sum, plan.precision);
+        tabulate(sum, plan, coding.tables[0]);
         double one = cost(sum, coding.tables[0], plan);
         if (kind_ != ENCKE_DITHER) return one;
         Coding split;
@@ -154,7 +181,7 @@ class Planner {
         split.plan.tables = 8;
         double eight = 0;
         for (int l = 0; l < 8; ++l) {
-            split.tables[l].normalise(counts_[l], plan.precision);
+            tabulate(counts_[l], plan, split.tables[l]);
             eight += cost(counts_[l], split.tables[l], plan);
         }
         if (eight >= one) return one;
