@@ -55,9 +55,7 @@ def compress(
             "merge some with reshape first"
         )
     layout.require_plain(x)
-    x = x.detach()
-    if x.is_neg():
-        x = x.resolve_neg()
+    x = x.detach().resolve_neg()
     order = layout.memory_order(x)
     inner = x if x.is_contiguous() else layout.to_memory(x, order)
     if torch.compiler.is_compiling():
