@@ -34,7 +34,7 @@ from records import RESULTS, Record
 
 BOUNDS = (2e-1, 1e-1, 5e-2, 1e-2, 1e-3)
 QUICK_BOUNDS = (1e-1, 1e-2)
-SPEED_BOUNDS = (2e-2, 1e-3)
+SPEED_BOUNDS = (1e-1, 2e-2, 1e-3)
 SEED = 0
 
 
