@@ -30,8 +30,8 @@ int index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
 
 // The entropy stage for a caller that has integer codes already (predict). `to` gets the
 // tables, chunk lengths and chunks appended to part 0..; `parameters` are bytes 1..7 of the
-// payload's parameter block, filled in for the caller. A code of INT32_MIN is an escape
-// whose value the caller keeps. kind and seed choose the order of lanes.
+// payload's parameter block, filled in for the caller. Codes stay within +-2^30. kind and
+// seed choose the order of lanes.
 int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
                  uint8_t parameters[8], Parts& to);
 // The inverse; `payload` starts at the tables. Every code that the stream leaves open is 0.

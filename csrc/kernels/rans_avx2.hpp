@@ -133,8 +133,8 @@ struct RowsAvx2 {
         e.words = words;
     }
 
-    // Eight entries of two words each. Loads of both words at once, merged by hand, take a
-    // third of the work of two gather instructions.
+    // Eight entries of two words each, loaded both at once and merged by hand: less work than
+    // two gather instructions, which are microcoded on many processors.
     static void look_up(const EncoderTable::Entry* entries, __m256i at, __m256i& reciprocal,
                         __m256i& packed) {
         alignas(32) uint32_t index[kLanes];
@@ -149,7 +149,7 @@ struct RowsAvx2 {
         packed = _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xDD));
     }
 
-    // Eight words; again by hand, which takes little more than half of a gather's time.
+    // Eight words; again by hand.
     static __m256i look_up(const uint32_t* table, __m256i at) {
         __m128i low = _mm256_castsi256_si128(at), high = _mm256_extracti128_si256(at, 1);
         auto two = [&](uint64_t both) {
