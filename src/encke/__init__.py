@@ -26,6 +26,15 @@ if TYPE_CHECKING:
         RmsRelative,
     )
     from encke.codec import Packed, compress, decompress
+    from encke.control import (
+        Adaptive,
+        Comet,
+        Fixed,
+        GroupBits,
+        activations,
+        advise,
+        attach,
+    )
     from encke.errors import (
         BackendError,
         BoundError,
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
         EnckeError,
         UnsupportedError,
     )
+    from encke.tape import Tape
 
 try:
     __version__ = version("encke")
@@ -56,6 +66,11 @@ _HOMES = {
     ),
     **dict.fromkeys(("Packed", "compress", "decompress"), "encke.codec"),
     **dict.fromkeys(
+        ("Adaptive", "Comet", "Fixed", "GroupBits", "activations", "advise", "attach"),
+        "encke.control",
+    ),
+    "Tape": "encke.tape",
+    **dict.fromkeys(
         ("BackendError", "BoundError", "CorruptStreamError", "EnckeError", "UnsupportedError"),
         "encke.errors",
     ),
@@ -63,19 +78,27 @@ _HOMES = {
 
 __all__ = [
     "Absolute",
+    "Adaptive",
     "BackendError",
     "Bound",
     "BoundError",
+    "Comet",
     "CorruptStreamError",
     "EnckeError",
+    "Fixed",
     "FixedRate",
+    "GroupBits",
     "Lossless",
     "Packed",
     "PointwiseRelative",
     "RangeRelative",
     "RmsRelative",
+    "Tape",
     "UnsupportedError",
     "__version__",
+    "activations",
+    "advise",
+    "attach",
     "compress",
     "decompress",
 ]

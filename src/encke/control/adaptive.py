@@ -1,0 +1,205 @@
+"""The controller: bounds as large as the gradients do not notice, tensor by tensor.
+
+Every so often (`refresh`) one step is observed: for each kept tensor the tape reports what
+an error of its size does to the gradients. From that follows a sensitivity for each tensor,
+and from all of them, by water-filling, the bounds for the steps to come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from encke.bound import Absolute, RmsRelative
+from encke.control.allocate import Demand, water_fill
+from encke.control.guard import Guard
+from encke.control.reference import Kind, Reference
+from encke.control.theory import own_variance, signal_share
+from encke.errors import UnsupportedError
+from encke.tape.protocol import KEEP, Effect, Sight, Treatment
+
+_MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
+_WARM_UP = RmsRelative(0.1)
+_LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
+
+
+class Adaptive:
+    """Keeps the variance that compression adds to the gradients below `tolerance`.
+
+    tolerance  added variance, as a share of each gradient's own scale: 0.01 is as much as
+               a batch smaller by one per cent would add
+    reference  what that scale is: see `control.reference`
+    refresh    steps between observations (more often at first: steps 1, 2, 4, 8, …)
+    guard      steps between comparisons with the true gradient; 0 for none
+    """
+
+    def __init__(
+        self,
+        tolerance: float = 0.01,
+        *,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        model: nn.Module | None = None,
+        reference: Kind = "gradient",
+        refresh: int = 100,
+        guard: int = 50,
+        dither: bool = True,
+        codec: str = "auto",
+        prefer: str = "ratio",
+        derive: bool = True,
+    ) -> None:
+        if not 0 < tolerance <= 1:
+            raise UnsupportedError(
+                f"tolerance is {tolerance!r}, allowed is above 0 to 1; 0.01 adds one per cent "
+                "to the gradient's variance"
+            )
+        self.tolerance = tolerance
+        self.refresh = refresh
+        self.reference = Reference(reference, optimizers)
+        self.guard = Guard(every=guard)
+        self._options = {"dither": dither, "codec": codec, "prefer": prefer, "derive": derive}
+        self._parameters = dict(model.named_parameters()) if model is not None else {}
+        self.bounds: dict[str, float] = {}
+        self.sensitivity: dict[str, float] = {}
+        self.values: dict[str, int] = {}
+        self._largest: dict[str, float] = {}
+        self._effects: list[Effect] = []
+        self._observing = False
+        self._step = 0
+        self._since = 0
+        self._layers = 1
+
+    # -- the tape's questions ------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        if self._effects:
+            self._learn()
+        self._step += 1
+        self._since += 1
+        early = self._step <= self.refresh and self._step & (self._step - 1) == 0
+        self._observing = early or self._since >= self.refresh
+        if self._observing:
+            self._since = 0
+        self.guard.begin(self._step)
+
+    def treat(self, sight: Sight) -> Treatment:
+        name = str(sight.site)
+        if self.guard.distrusts(name):
+            return KEEP
+        bound = self.bounds.get(name)
+        if self._observing and name not in self._largest:
+            self._scale(name, sight)
+        return Treatment(
+            bound=_WARM_UP if bound is None else Absolute(bound),
+            observe=self._observing or bound is None,
+            check=bound is not None and self.guard.checks(name),
+            why="" if bound is None else self._why(name, bound),
+            **self._options,  # type: ignore[arg-type]
+        )
+
+    def observe(self, effect: Effect) -> None:
+        if effect.measured is not None:
+            self.guard.judge(effect)
+        self._effects.append(effect)
+
+    # -- what follows from what was seen -------------------------------------------------
+
+    def _scale(self, name: str, sight: Sight) -> None:
+        t = sight.tensor
+        norm = float(torch.linalg.vector_norm(t, dtype=torch.float32))
+        if math.isfinite(norm) and norm > 0:
+            self._largest[name] = _LARGEST * norm / math.sqrt(t.numel())
+
+    def _learn(self) -> None:
+        effects, self._effects = self._effects, []
+        sensitivity = self._sensitivities(effects)
+        for name, (found, values) in sensitivity.items():
+            old = self.sensitivity.get(name)
+            if old is not None and old > 0 and found > 0:
+                found = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(found))
+            self.sensitivity[name] = found
+            self.values[name] = values
+        self._allocate()
+
+    def _sensitivities(self, effects: list[Effect]) -> dict[str, tuple[float, int]]:
+        """Relative variance per squared error, summed over everyone who uses a tensor."""
+        for name in {e.parameter for e in effects if e.parameter}:
+            squares = [e.parameter_square for e in effects if e.parameter == name]
+            self.reference.see(name, max(squares))
+        layers = sorted(
+            {
+                (e.order, signal_share(e))
+                for e in effects
+                if e.products and e.parameter_square > 0
+            }
+        )
+        found: dict[str, tuple[float, int]] = {}
+        for effect in effects:
+            if effect.error <= 0:
+                continue
+            upstream = sum(share for order, share in layers if order < effect.order)
+            relative = effect.stream * max(upstream, 1.0)
+            if effect.parameter:
+                scale = self.reference.of(
+                    effect.parameter, self._parameters.get(effect.parameter)
+                )
+                if scale > 0:
+                    relative += own_variance(effect) / scale
+            name = str(effect.site)
+            before, _ = found.get(name, (0.0, 0))
+            found[name] = (before + relative / effect.error**2, effect.values)
+        self._layers = max(1, len(layers))
+        return found
+
+    def _allocate(self) -> None:
+        demands = {
+            name: Demand(
+                values=self.values[name],
+                sensitivity=found * self.guard.caution(name),
+                largest=self._largest.get(name, math.inf),
+            )
+            for name, found in self.sensitivity.items()
+            if math.isfinite(found)
+        }
+        variance = self.tolerance * self._layers
+        self.bounds = {
+            name: bound
+            for name, bound in water_fill(demands, variance=variance).items()
+            if 0 < bound < math.inf
+        }
+
+    def _why(self, name: str, bound: float) -> str:
+        added = self.sensitivity.get(name, 0.0) * bound**2
+        return f"adds {added / self._layers:.1e} of the gradients' variance"
+
+    def measured_errors(self) -> dict[str, tuple[float, float]]:
+        """By consumer: the gradient's variance, predicted and measured in its last check."""
+        return self.guard.measured
+
+    # -- for checkpoints -----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "since": self._since,
+            "layers": self._layers,
+            "bounds": dict(self.bounds),
+            "sensitivity": dict(self.sensitivity),
+            "values": dict(self.values),
+            "largest": dict(self._largest),
+            "reference": dict(self.reference.squares),
+            "guard": self.guard.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step, self._since = state["step"], state["since"]
+        self._layers = state["layers"]
+        self.bounds = dict(state["bounds"])
+        self.sensitivity = dict(state["sensitivity"])
+        self.values = dict(state["values"])
+        self._largest = dict(state["largest"])
+        self.reference.squares = dict(state["reference"])
+        self.guard.load_state_dict(state["guard"])

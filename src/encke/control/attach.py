@@ -1,0 +1,146 @@
+"""One line that makes a training step keep its activations compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from encke.bound import Bound
+from encke.control.adaptive import Adaptive
+from encke.control.fixed import Fixed
+from encke.control.reference import Kind
+from encke.errors import UnsupportedError
+from encke.tape import Policy, Tape
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizers = None,
+    *,
+    tolerance: float = 0.01,
+    budget: int | str | None = None,
+    policy: Policy | None = None,
+    reference: Kind | None = None,
+    **options: Any,
+) -> Tape:
+    """Keep what `model`'s forward saves for backward compressed, from now on.
+
+    tolerance  variance that compression may add to the gradients, as a share of their own
+               scale; the controller sets every bound from it
+    budget     bytes that the kept tensors may take, as a number or "6GiB"
+    policy     decides instead of the controller: `encke.Fixed(RangeRelative(0.02))`
+    reference  what "their own scale" is: see `encke.control.reference`
+    options    of `encke.control.adaptive.Adaptive`
+
+    The model's weights, types and state_dict stay as they are; `tape.detach()` undoes it.
+
+    >>> model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    >>> tape = attach(model)
+    >>> loss = model(torch.randn(256, 64)).square().mean()
+    >>> tape.stored_bytes < tape.plain_bytes / 4
+    True
+    >>> loss.backward()
+    >>> tape.stored_bytes
+    0
+    >>> tape.detach()
+    """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(
+            f"attach takes a torch.nn.Module, this is {type(model).__name__}; for a part of a "
+            "computation without a module, use `with encke.activations(bound):`"
+        )
+    if _attached(model) is not None:
+        raise UnsupportedError(
+            "the model has a tape already; call detach() on that one first, or use it"
+        )
+    if policy is None:
+        optimizers = _list(optimizer)
+        policy = Adaptive(
+            tolerance,
+            optimizers=optimizers,
+            model=model,
+            reference=reference or ("momentum" if optimizers else "gradient"),
+            **options,
+        )
+    elif options or reference:
+        raise UnsupportedError(
+            f"{', '.join([*options, *(['reference'] if reference else [])])} belong to the "
+            "controller, but a policy of its own was given; set them on the policy"
+        )
+    if budget is not None:
+        raise UnsupportedError(f"budget {budget!r}: not there yet")
+    tape = Tape(policy, model=model)
+    hooks = [
+        model.register_forward_pre_hook(_Enter(tape)),
+        model.register_forward_hook(_Leave(tape), always_call=True),
+    ]
+    tape.detachers.extend(hook.remove for hook in hooks)
+    return tape
+
+
+def activations(
+    bound: Bound, *, codec: str = "auto", dither: bool = True, derive: bool = True
+) -> Tape:
+    """Keep what is computed inside the `with` block within one bound.
+
+    >>> from encke.bound import RangeRelative
+    >>> layer = nn.Linear(64, 64)
+    >>> with activations(RangeRelative(0.01)) as tape:
+    ...     loss = layer(torch.randn(512, 64)).tanh().sum()
+    >>> loss.backward()
+    """
+    return Tape(Fixed(bound, codec=codec, dither=dither, derive=derive))
+
+
+def _list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
+    if optimizer is None:
+        return []
+    found = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise UnsupportedError(
+                f"optimizer holds {type(one).__name__}, allowed are torch.optim.Optimizer, "
+                "several of them, or None"
+            )
+    return found
+
+
+def _attached(model: nn.Module) -> Tape | None:
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, _Enter) and hook.tape is not None:
+            return hook.tape
+    return None
+
+
+class _Hook:
+    """A hook of the model's root. A copy of the model gets one that does nothing.
+
+    So `copy.deepcopy(model)`, an averaged model or a pickled one carries no tape, and the
+    tape is not copied with it.
+    """
+
+    def __init__(self, tape: Tape | None = None) -> None:
+        self.tape = tape
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> _Hook:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return type(self), ()
+
+
+class _Enter(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        if self.tape is not None:
+            self.tape.__enter__()
+
+
+class _Leave(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+        if self.tape is not None:
+            self.tape.__exit__()

@@ -1,0 +1,17 @@
+"""What backward keeps: activations, recognised by op and role, compressed within bounds."""
+
+from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
+from encke.tape.rules import Need, Rule, add_rule
+from encke.tape.tape import Tape
+
+__all__ = [
+    "Effect",
+    "Need",
+    "Policy",
+    "Rule",
+    "Sight",
+    "Site",
+    "Tape",
+    "Treatment",
+    "add_rule",
+]

@@ -1,0 +1,180 @@
+"""Measuring, in backward, what the error of a kept tensor does to an op's gradients.
+
+For a product of activations and weights the closed form of `products` needs only ‖dY‖². For
+every other op the node is simply called again, with a fresh error of the same size on top of
+what was decoded, and the results are compared: that one op, nothing else of the graph. With
+the exact tensor at hand the same call gives the true error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encke.tape import products
+from encke.tape.graph import leaf_behind, op_name
+from encke.tape.kept import Slot, Source, Whole, Window
+from encke.tape.protocol import Effect, Site
+
+Gradients = Sequence[Tensor | None]
+
+
+class Probe:
+    """A hook on one node that reports the effects of the slots its saved tensors come from.
+
+    It holds no reference to the node, which would keep the graph alive: autograd says which
+    node is running.
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[tuple[str, Source, Site]],
+        *,
+        order: int,
+        name_of: Callable[[Tensor], str | None],
+        report: Callable[[Effect], None],
+        seed: int,
+    ) -> None:
+        self._uses = uses
+        self._order, self._name_of, self._report = order, name_of, report
+        self._seed = seed
+
+    def __call__(self, returned: Gradients, received: Gradients) -> None:
+        node = torch._C._current_autograd_node()
+        uses, self._uses = self._uses, ()  # the graph may outlive its backward
+        with torch.no_grad():
+            for role, source, consumer in uses:
+                for slot in source.slots():
+                    self._report(
+                        self._effect(node, role, source, slot, consumer, returned, received)
+                    )
+
+    def _effect(
+        self,
+        node: Any,
+        role: str,
+        source: Source,
+        slot: Slot,
+        consumer: Site,
+        returned: Gradients,
+        received: Gradients,
+    ) -> Effect:
+        leaves = [leaf_behind(n) for n, _ in node.next_functions]
+        mine = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        parameter = max(
+            (i for i in mine if returned[i] is not None),
+            key=lambda i: returned[i].numel(),  # type: ignore[union-attr]
+            default=None,
+        )
+        out = received[0]
+        fan = 0.0
+        if out is not None and parameter is not None and role in ("input", "mat1", "self"):
+            fan = products.of_node(op_name(node), node, _seen_shape(node, role), out.shape)
+        noise = Noise(slot, self._seed)
+        known: dict[str, Any] = {
+            "site": slot.site,
+            "consumer": consumer,
+            "order": self._order,
+            "error": slot.error,
+            "values": slot.values,
+        }
+        if parameter is not None:
+            leaf = leaves[parameter]
+            assert leaf is not None
+            known["parameter"] = self._name_of(leaf)
+            known["parameter_square"] = square(returned[parameter])
+        if fan:
+            known |= {"products": fan, "gradient_square": square(out)}
+            known["mean_square"], known["input_square"] = noise.seen(source)
+        elif slot.error > 0:
+            again = noise.during(lambda: node(*received))
+            known["probed"], known["stream"] = difference(returned, _tuple(again), mine)
+        if slot.check is not None:
+            exact = slot.check
+            slot.noise = lambda _: exact
+            try:
+                again = node(*received)
+            finally:
+                slot.noise = None
+            known["measured"] = difference(returned, _tuple(again), mine)
+        return Effect(**known)
+
+
+class Noise:
+    """A fresh error of a slot's size, on top of what it decodes to."""
+
+    def __init__(self, slot: Slot, seed: int) -> None:
+        self._slot = slot
+        self._seed = seed
+
+    def _add(self, decoded: Tensor) -> Tensor:
+        generator = torch.Generator(device=decoded.device).manual_seed(self._seed)
+        error = torch.empty_like(decoded, memory_format=torch.preserve_format)
+        error.uniform_(-self._slot.error, self._slot.error, generator=generator)
+        if self._slot.exact_zeros:
+            error.masked_fill_(decoded == 0, 0)
+        return error.add_(decoded)
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        """What `call` returns while the slot hands out values with the error added."""
+        self._slot.noise = self._add
+        try:
+            return call()
+        finally:
+            self._slot.noise = None
+
+    def seen(self, source: Source) -> tuple[float, float]:
+        """Mean squares of the error and of the values, in what `source` gives."""
+        self._slot.noise = lambda decoded: decoded
+        try:
+            plain = source.get()
+        finally:
+            self._slot.noise = None
+        count = max(1, plain.numel())
+        values = square(plain) / count
+        if isinstance(source, Whole | Window):
+            share = 1.0
+            if self._slot.exact_zeros:
+                share = float(plain.count_nonzero()) / count
+            return self._slot.error**2 / 3 * share, values
+        return square(self.during(source.get) - plain) / count, values
+
+
+def square(t: Tensor | None) -> float:
+    """‖t‖², in double precision where that matters: the sum, not the squares."""
+    if t is None:
+        return 0.0
+    flat = t.detach()
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float32).double() ** 2)
+
+
+def difference(
+    one: Gradients, other: Gradients, parameters: Sequence[int]
+) -> tuple[float, float]:
+    """‖Δ‖² in the gradients of parameters, and ‖Δ‖²/‖·‖² in those that flow on."""
+    own = flow = total = 0.0
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a is None or b is None:
+            continue
+        change = square(a - b)
+        if index in parameters:
+            own += change
+        else:
+            flow += change
+            total += square(a)
+    return own, (flow / total if total > 0 else 0.0)
+
+
+def _tuple(result: Any) -> Gradients:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _seen_shape(node: Any, role: str) -> Sequence[int]:
+    sizes = getattr(node, f"_saved_{role}_sym_sizes", None)
+    if sizes is not None:
+        return tuple(sizes)
+    handle = getattr(node, f"_raw_saved_{role}").data
+    return tuple(handle.shape)

@@ -1,0 +1,128 @@
+"""Reading autograd's graph: which nodes are new, what each saved, what is a parameter.
+
+Everything the tape needs of torch beyond its public interface is in this file:
+`_sequence_nr` and `_raw_saved_*` of a node, `register_hooks` and `data` of a saved tensor,
+and the stack of default hooks. `tests/tape/test_torch_facts.py` tells when one changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_RAW = "_raw_saved_"
+_SUFFIX = re.compile(r"Backward\d*$")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+#: Ops that only rename, move or cast the values they are given.
+VIEWS = frozenset(
+    [
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Alias",
+        "Expand",
+        "T",
+        "Transpose",
+        "Permute",
+        "Unsqueeze",
+        "Squeeze",
+        "Slice",
+        "Select",
+        "Split",
+        "SplitWithSizes",
+        "Unbind",
+        "Narrow",
+        "AsStrided",
+        "Detach",
+        "Clone",
+        "ToCopy",
+        "Contiguous",
+    ]
+)
+
+_roles: dict[type, tuple[str, ...]] = {}
+
+
+def op_name(node: Any) -> str:
+    """The op that made a node.
+
+    >>> op_name(torch.ones(2, requires_grad=True).relu().grad_fn)
+    'Relu'
+    """
+    return _SUFFIX.sub("", node.name())
+
+
+def new_nodes(outputs: Iterable[Tensor], after: int) -> tuple[list[Any], int]:
+    """Nodes behind `outputs` made after sequence number `after`, oldest first; the newest's."""
+    found: dict[int, Any] = {}
+    stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        number = node._sequence_nr()
+        if number <= after or number in found or node.name() == _ACCUMULATE:
+            continue
+        found[number] = node
+        stack.extend(n for n, _ in node.next_functions if n is not None)
+    ordered = sorted(found)
+    return [found[number] for number in ordered], (ordered[-1] if ordered else after)
+
+
+def saved(node: Any) -> Iterator[tuple[str, Any]]:
+    """Role and raw saved tensor of everything that `node` keeps."""
+    kind = type(node)
+    roles = _roles.get(kind)
+    if roles is None:
+        roles = tuple(name[len(_RAW) :] for name in dir(node) if name.startswith(_RAW))
+        _roles[kind] = roles
+    for role in roles:
+        raw = getattr(node, _RAW + role)
+        if isinstance(raw, tuple | list):
+            for number, one in enumerate(raw):
+                if one is not None:
+                    yield f"{role}[{number}]", one
+        elif raw is not None:
+            yield role, raw
+
+
+def has_hooks(raw: Any) -> bool:
+    """Whether someone (checkpointing, save_on_cpu) already packs this saved tensor."""
+    return raw.unpack_hook is not None
+
+
+def foreign_hooks_active() -> bool:
+    """Whether default hooks for saved tensors are set: what is saved now is theirs."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def parameter_behind(t: Tensor) -> Tensor | None:
+    """The parameter that `t` is, or is a view or cast of; None if it is anything else."""
+    if isinstance(t, nn.Parameter):
+        return t
+    if isinstance(t._base, nn.Parameter):
+        return t._base
+    return leaf_behind(t.grad_fn)
+
+
+def leaf_behind(node: Any) -> Tensor | None:
+    """The leaf whose gradient `node` passes on unchanged but for shape and dtype."""
+    while node is not None:
+        if node.name() == _ACCUMULATE:
+            variable: Tensor = node.variable
+            return variable
+        if op_name(node) not in VIEWS or not node.next_functions:
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def saved_tensor(node: Any, role: str) -> Tensor | None:
+    """What `node` saved under `role`, with its history; reading it unpacks what is packed."""
+    name, bracket, rest = role.partition("[")
+    attribute = "saved_tensors" if name == "tensors" else f"_saved_{name}"
+    value = getattr(node, attribute)
+    found = value[int(rest[:-1])] if bracket else value
+    return found if isinstance(found, Tensor) else None

@@ -1,0 +1,59 @@
+"""What autograd holds in place of a saved tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from encke.errors import EnckeError
+from encke.tape.kept import Source
+from encke.tape.ledger import SavedStorage
+from encke.tape.protocol import Site
+from encke.tape.store import is_dense
+from encke.tape.witness import Witness
+
+
+class Handle:
+    """Gives the tensor back, and makes sure that it is the one that was saved.
+
+    Hooks drop two of autograd's own checks: that the tensor was not changed in place since,
+    and that what comes back has its shape. Both are made here.
+    """
+
+    __slots__ = (
+        "_device",
+        "_dtype",
+        "_storage",
+        "_stride",
+        "_witness",
+        "shape",
+        "site",
+        "source",
+    )
+
+    def __init__(self, source: Source, site: Site, t: Tensor, storage: SavedStorage) -> None:
+        self.source, self.site = source, site
+        self.shape = tuple(t.shape)
+        self._stride = t.stride() if is_dense(t) else None
+        self._dtype, self._device = t.dtype, t.device
+        self._witness = Witness(t)
+        self._storage = storage
+
+    def get(self) -> Tensor:
+        self._witness.check(self.site, self.shape)
+        with torch.no_grad():
+            t = self.source.get()
+            if self.source.how == "shape":
+                return t
+            if t.dtype != self._dtype:
+                t = t.to(self._dtype)
+            if tuple(t.shape) != self.shape or t.device != self._device:
+                raise EnckeError(
+                    f"{self.site}: saved {list(self.shape)} on {self._device}, got back "
+                    f"{list(t.shape)} on {t.device}; this is a fault of the rule for this op"
+                )
+            if self._stride is not None and t.stride() != self._stride:
+                t = torch.empty_strided(
+                    self.shape, self._stride, dtype=t.dtype, device=t.device
+                ).copy_(t)
+        return t

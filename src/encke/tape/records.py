@@ -1,0 +1,80 @@
+"""What was kept in the last step, place by place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from encke.tape.protocol import Site
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One saved tensor of one step.
+
+    how     exact, lossy, mask, index, shape, shared, or what it is derived by
+    plain   bytes of the tensor as it is; those of a shared tensor count where it is stored
+    stored  bytes kept for it
+    of      the place whose values it is computed from or shares
+    error   the bound
+    """
+
+    site: Site
+    shape: tuple[int, ...]
+    plain: int
+    stored: int
+    how: str
+    codec: str
+    error: float = 0.0
+    why: str = ""
+    of: Site | None = None
+    predicted: float | None = None
+    measured: float | None = None
+
+
+class Records:
+    """The records of the step that runs, or ran last."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._by_site: dict[Site, Record] = {}
+
+    def begin(self, step: int) -> None:
+        self.step = step
+        self._by_site.clear()
+
+    def keep(self, record: Record) -> None:
+        self._by_site[record.site] = record
+
+    def share(self, site: Site, of: Site, t: Tensor, how: str) -> None:
+        """`site` needs nothing of its own: it has what `of` keeps."""
+        count = t.numel() * t.element_size()
+        self.keep(
+            Record(
+                site=site,
+                shape=tuple(t.shape),
+                plain=count,
+                stored=0,
+                how="shared" if how == "shared" else "derived",
+                codec="",
+                why=f"{how} of {of}" if how != "shared" else f"the same as {of}",
+                of=of,
+            )
+        )
+
+    def follow(self, mask: Site, values: Site) -> None:
+        """The mask of `mask` is read off the zeros of `values`."""
+        found = self._by_site.get(mask)
+        if found is not None:
+            self.keep(replace(found, stored=0, why=f"the zeros of {values}", of=values))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._by_site.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_site)
+
+    def get(self, site: Site) -> Record | None:
+        return self._by_site.get(site)

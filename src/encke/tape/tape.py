@@ -1,0 +1,368 @@
+"""The tape: takes over what autograd saves, keeps it small, gives it back in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from encke.bound import Lossless
+from encke.codec import compress
+from encke.codec.contract import BOOLS, FLOATS, INTEGERS
+from encke.errors import UnsupportedError
+from encke.tape import graph, store, windows
+from encke.tape.choice import Choices
+from encke.tape.derive import Deriver
+from encke.tape.effects import Probe
+from encke.tape.handle import Handle
+from encke.tape.kept import (
+    Derived,
+    Integers,
+    Recent,
+    Shape,
+    Sides,
+    Slot,
+    Source,
+    TwoValued,
+    Whole,
+)
+from encke.tape.ledger import Ledger, SavedStorage, Storages
+from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
+from encke.tape.records import Record, Records
+from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
+from encke.tape.store import Geometry
+from encke.tape.watch import Watch, Whereabouts
+
+#: Tensors of fewer bytes stay as they are: a header would eat what is saved.
+SMALL = 4096
+
+
+class Tape:
+    """Keeps what backward needs, within bounds that `policy` sets.
+
+    Enter it around a forward pass; backward may run whenever and as often as it likes. See
+    `encke.attach`, which enters it by itself.
+    """
+
+    def __init__(self, policy: Policy, *, model: nn.Module | None = None) -> None:
+        self.policy = policy
+        self.ledger = Ledger()
+        self.records = Records()
+        self.step = 0
+        self._model = model
+        self._where = Whereabouts(model)
+        self._storages = Storages(self.ledger)
+        self._recent = Recent()
+        self._choices = Choices()
+        self._watch: Watch | None = None
+        self._depth = 0
+        self._last = -1
+        self._order = 0
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._names: dict[int, str] = {}
+        self._state: set[int] = set()
+        self.detachers: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[Effect], None]] = []
+
+    # -- what it holds -------------------------------------------------------------------
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes held now for backward: packed, and kept as they are."""
+        return self.ledger.stored
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes that autograd alone would hold now: unique storages, no parameters."""
+        return self.ledger.plain
+
+    def summary(self) -> str:
+        """A table of what is kept, layer by layer: how, how small, with which error, why."""
+        from encke.tape.summary import table
+
+        return table(self)
+
+    def detach(self) -> None:
+        """Let the model go: it is as it was before `attach`."""
+        for undo in self.detachers:
+            undo()
+        self.detachers.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and what the policy has learnt, for a checkpoint."""
+        return {"version": 1, "step": self.step, "policy": self.policy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("version") != 1:
+            raise UnsupportedError(
+                f"tape state has version {state.get('version')!r}, this reads 1; it comes from "
+                "another release: leave it out and the controller learns anew"
+            )
+        self.step = state["step"]
+        self.policy.load_state_dict(state["policy"])
+
+    # -- around a forward pass -----------------------------------------------------------
+
+    def __enter__(self) -> Tape:
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled():
+            return self
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._depth -= 1
+            raise UnsupportedError(
+                "a model with a tape was called under torch.func (grad, vmap, …), which has no "
+                "saved tensors to take over; call tape.detach() first, or use loss.backward()"
+            )
+        self.step += 1
+        self._order = 0
+        self._counts.clear()
+        self._recent.clear()
+        self._learn_names()
+        self.policy.begin(self.step)
+        self.records.begin(self.step)
+        self._where.start()
+        self._watch = Watch(self._seen)
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._where.stop()
+
+    def _learn_names(self) -> None:
+        if self._model is None:
+            return
+        self._names = {id(p): name for name, p in self._model.named_parameters()}
+        self._state = {id(b) for b in self._model.buffers()}
+
+    # -- what an op saved ----------------------------------------------------------------
+
+    def _seen(self, outputs: list[Tensor]) -> None:
+        nodes, self._last = graph.new_nodes(outputs, self._last)
+        if not nodes or graph.foreign_hooks_active():
+            return
+        with torch.no_grad():
+            for node in nodes:
+                self._take(node)
+
+    def _take(self, node: Any) -> None:
+        """Take over everything that a node saved."""
+        op = graph.op_name(node)
+        self._order += 1
+        probed: list[tuple[str, Source, Site]] = []
+        for role, raw in graph.saved(node):
+            if graph.has_hooks(raw):
+                continue
+            try:
+                t = graph.saved_tensor(node, role)
+            except RuntimeError:
+                continue  # changed in place since: autograd will say so in backward
+            if t is None or not self._is_ours(t, role):
+                continue
+            site = self._site(op, role)
+            storage = self._storages.of(t)
+            source = self._keep(node, site, t, storage)
+            handle = Handle(source, site, t, storage)
+            raw.register_hooks(_Give(handle), unpack)
+            if any(slot.observed for slot in source.slots()):
+                probed.append((role, source, site))
+        if probed:
+            node.register_hook(
+                Probe(
+                    probed,
+                    order=self._order,
+                    name_of=self._name_of,
+                    report=self._report,
+                    seed=self.step,
+                )
+            )
+
+    def _site(self, op: str, role: str) -> Site:
+        place = (self._where.now, op, role)
+        index = self._counts.get(place, 0)
+        self._counts[place] = index + 1
+        return Site(*place, index)
+
+    def _is_ours(self, t: Tensor, role: str) -> bool:
+        """Whether a saved tensor is an activation: not a parameter, a buffer, or a stranger."""
+        if type(t) is not Tensor or t.layout != torch.strided:
+            return False
+        if id(t) in self._state or role.startswith("running_") or t.numel() == 0:
+            return False
+        return graph.parameter_behind(t) is None and not (t.requires_grad and t.is_leaf)
+
+    def _name_of(self, parameter: Tensor) -> str:
+        return self._names.get(id(parameter), "")
+
+    def _report(self, effect: Effect) -> None:
+        self.policy.observe(effect)
+        for listener in self.listeners:
+            listener(effect)
+
+    # -- how a tensor is kept ------------------------------------------------------------
+
+    def _keep(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        rule = find(site.op, site.role) or EXACT
+        if t.numel() * t.element_size() < SMALL:
+            return self._as_it_is(site, t, storage, "small")
+        if not t.is_floating_point():
+            rule = _for_integers(rule, t)
+        need = rule.need
+        if need is Need.SHAPE:
+            return self._noted(Shape(t), site, t, 0, "only its shape is needed")
+        if need is Need.SIGN:
+            return self._sides(node, site, t, storage, rule)
+        if need is Need.WINDOW:
+            return self._window(node, site, t, storage)
+        if need is Need.INDEX:
+            source = Integers(t, self.ledger)
+            return self._noted(source, site, t, source.nbytes, "narrowed")
+        if need is Need.EXACT:
+            why = "needs every bit" if known(site.op) else f"no rule for {site.op}"
+            return self._as_it_is(site, t, storage, why)
+        if need is not Need.VALUE and not t.requires_grad:
+            return self._constant(site, t, storage)
+        if t.dtype not in FLOATS:
+            return self._as_it_is(site, t, storage, f"{t.dtype} values")
+        return self._values(site, t, storage)
+
+    def _values(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        geometry = Geometry.of(t)
+        found = store.find_values(storage, geometry)
+        sight = Sight(site=site, tensor=t, step=self.step, order=self._order)
+        treatment = self.policy.treat(sight)
+        if found is not None:
+            slot = next(found.slots())
+            self.records.share(site, slot.site, t, "shared")
+            return found
+        if treatment.derive:
+            exact = isinstance(treatment.bound, Lossless)
+            deriver = Deriver(arithmetic=not exact, recompute=treatment.recompute)
+            derived = deriver.value_of(t.grad_fn, tuple(t.shape))
+            if derived is not None:
+                if not isinstance(derived, Derived):
+                    derived = Derived(derived, lambda x: x, "copy")
+                self.records.share(site, next(derived.slots()).site, t, derived.how)
+                return derived
+        if treatment.bound is None or storage.is_held():
+            why = treatment.why if treatment.bound is None else "kept anyway"
+            return self._as_it_is(site, t, storage, why)
+        slot = self._pack(site, t, treatment)
+        slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
+        if treatment.check:
+            slot.check = t.detach()
+            slot.checked = storage.hold()
+        store.remember(storage, geometry, slot)
+        sides = store.find_sides(storage, geometry)
+        if sides is not None and slot.exact_zeros:
+            self.records.follow(sides.site, slot.site)
+            sides.follow(Whole(slot))
+        return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
+
+    def _pack(self, site: Site, t: Tensor, treatment: Treatment) -> Slot:
+        assert treatment.bound is not None
+        exact = isinstance(treatment.bound, Lossless)
+        codec = treatment.codec
+        number = treatment.bound.number
+        if codec == "auto":
+            codec = self._choices.get(site, self.step, number) or "auto"
+        grouped = codec == "group"
+        packed = compress(
+            t,
+            treatment.bound,
+            codec=codec,
+            prefer=treatment.prefer,  # type: ignore[arg-type]
+            dither=treatment.dither and not exact and not grouped,
+            keep_nonzero=not exact and not grouped,
+            seed=(self.step << 20) + self._order if not exact else 0,
+        )
+        if codec == "auto":
+            self._choices.put(site, self.step, number, packed.codec)
+        slot = Slot.packed(
+            site, packed, self.ledger, recent=self._recent, offload=treatment.offload
+        )
+        slot.exact_zeros = not grouped
+        return slot
+
+    def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:
+        slot = Slot.exact(site, t, storage.hold(), recent=self._recent, why=why)
+        store.remember(storage, Geometry.of(t), slot)
+        return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
+
+    def _constant(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        scale = is_two_valued(t)
+        if scale is None:
+            return self._as_it_is(site, t, storage, "a constant of the graph")
+        source = TwoValued(t, scale, self.ledger)
+        return self._noted(source, site, t, source.nbytes, "two values: one bit each")
+
+    def _sides(
+        self, node: Any, site: Site, t: Tensor, storage: SavedStorage, rule: Rule
+    ) -> Source:
+        assert rule.split is not None
+        assert rule.sides is not None
+        sides = Sides(site, rule.split(t, node), t.dtype, rule.sides(node), self.ledger)
+        if rule.zero_tells:
+            store.remember(storage, Geometry.of(t), sides)
+        return self._noted(sides, site, t, sides.nbytes, "only its sign is needed")
+
+    def _window(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        pooled = graph.saved_tensor(node, "self")
+        places = None if pooled is None else windows.to_places(t, node, pooled.shape)
+        if places is None:
+            source = Integers(t, self.ledger)
+        else:
+            source = Integers(places[0], self.ledger, dtype=t.dtype, restore=places[1])
+        return self._noted(source, site, t, source.nbytes, "place in the window")
+
+    def _noted(
+        self,
+        source: Source,
+        site: Site,
+        t: Tensor,
+        stored: int,
+        why: str,
+        slot: Slot | None = None,
+    ) -> Source:
+        self.records.keep(
+            Record(
+                site=site,
+                shape=tuple(t.shape),
+                plain=t.numel() * t.element_size(),
+                stored=stored,
+                how=source.how if slot is None else slot.kind,
+                codec=slot.codec if slot is not None else source.how,
+                error=slot.error if slot is not None else 0.0,
+                why=why,
+            )
+        )
+        return source
+
+
+class _Give:
+    """A pack hook that hands over a handle made before."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __call__(self, _t: Tensor) -> Handle:
+        return self._handle
+
+
+def unpack(handle: Handle) -> Tensor:
+    """The unpack hook: what a handle stands for, checked."""
+    return handle.get()
+
+
+def _for_integers(rule: Rule, t: Tensor) -> Rule:
+    """Integers and truth values are never lossy."""
+    if rule.need in (Need.SHAPE, Need.WINDOW, Need.EXACT):
+        return rule
+    return INDEX if t.dtype in BOOLS | INTEGERS else EXACT

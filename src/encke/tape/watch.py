@@ -1,0 +1,92 @@
+"""Seeing every op as it runs, and which module runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+
+class Watch(TorchFunctionMode):
+    """While entered, calls `seen` with the tensors that each torch function returned."""
+
+    def __init__(self, seen: Callable[[list[Tensor]], None]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            if result.grad_fn is not None and torch.is_grad_enabled():
+                self._seen([result])
+        elif isinstance(result, tuple | list):
+            tensors = [t for t in tensors_in(result) if t.grad_fn is not None]
+            if tensors and torch.is_grad_enabled():
+                self._seen(tensors)
+        return result
+
+
+def tensors_in(result: Any) -> Iterator[Tensor]:
+    """The tensors in a function's result, however nested."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for one in result:
+            yield from tensors_in(one)
+    elif isinstance(result, dict):
+        for one in result.values():
+            yield from tensors_in(one)
+
+
+class Whereabouts:
+    """The name of the module whose forward is running."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._hooks: list[Any] = []
+        self._model = model
+        if model is not None:
+            self.learn(model)
+
+    def learn(self, model: nn.Module) -> None:
+        """Know the modules of `model` by their names in it."""
+        self._names = {id(m): name for name, m in model.named_modules(remove_duplicate=False)}
+
+    def _name(self, module: nn.Module) -> str:
+        name = self._names.get(id(module))
+        if name is None:
+            name = ".".join(filter(None, (self.now, type(module).__name__)))
+        return name
+
+    @property
+    def now(self) -> str:
+        return self._stack[-1] if self._stack else ""
+
+    def start(self) -> None:
+        def enter(module: nn.Module, _args: Any) -> None:
+            self._stack.append(self._name(module))
+
+        def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        self._hooks = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._stack.clear()

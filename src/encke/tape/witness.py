@@ -1,0 +1,49 @@
+"""Knowing that a tensor was changed after it was saved, without keeping the tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from encke.errors import EnckeError
+
+
+class ModifiedError(EnckeError, RuntimeError):
+    """A tensor that backward needs was changed in place after it was saved."""
+
+
+class Witness:
+    """Shares a tensor's version counter, but none of its memory.
+
+    A detached alias shares the counter of the original; giving the alias empty data leaves
+    it the counter. So a later in-place change still shows, though the values are gone.
+
+    >>> x = torch.zeros(3)
+    >>> witness = Witness(x)
+    >>> witness.changed()
+    False
+    >>> _ = x.add_(1)
+    >>> witness.changed()
+    True
+    """
+
+    __slots__ = ("_alias", "_version")
+
+    def __init__(self, t: Tensor) -> None:
+        alias = t.detach()
+        alias.data = torch.empty(0, dtype=t.dtype, device=t.device)
+        self._alias = alias
+        self._version = alias._version
+
+    def changed(self) -> bool:
+        return self._alias._version != self._version
+
+    def check(self, what: object, shape: tuple[int, ...]) -> None:
+        """Raise as autograd does when what was saved is no longer what it was."""
+        if self.changed():
+            raise ModifiedError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {what}, shape {list(shape)}, is at version "
+                f"{self._alias._version}; expected version {self._version} instead. Use the "
+                "out-of-place form of the operation that comes after it, or clone() before."
+            )
