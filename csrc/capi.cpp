@@ -64,6 +64,21 @@ int encke_mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t c
     return encke::kernels().mask_decode(payload, size, out, count);
 }
 
+int64_t encke_positive_encode(const void* x, int64_t count) {
+    return sized(encke::kernels().positive_encode(x, count, result));
+}
+
+int encke_positive_decode(const uint8_t* bits, int64_t size, void* out, int64_t count) {
+    return encke::kernels().positive_decode(bits, size, out, count);
+}
+
+int encke_affine_where(const void* x, const uint8_t* bits, int64_t size, const float* gain,
+                       const float* shift, int64_t channels, int64_t inner, void* out,
+                       int64_t count) {
+    return encke::kernels().affine_where(x, bits, size, gain, shift, channels, inner, out,
+                                         count);
+}
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype) {
     return sized(encke::kernels().index_encode(x, count, dtype, result));
 }

@@ -59,6 +59,15 @@ int encke_group_decode(const uint8_t* payload, int64_t size, void* out, int64_t 
 int64_t encke_mask_encode(const void* x, int64_t count);
 int encke_mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count);
 
+// The sign of float32 values as the bits of codec `mask` (1: not <= 0); those bits as 1.0f and
+// 0.0f; and the output of a norm followed by ReLU: bit ? x * gain[c] + shift[c] : 0, where the
+// channel of value i is c = (i / inner) % channels.
+int64_t encke_positive_encode(const void* x, int64_t count);
+int encke_positive_decode(const uint8_t* bits, int64_t size, void* out, int64_t count);
+int encke_affine_where(const void* x, const uint8_t* bits, int64_t size, const float* gain,
+                       const float* shift, int64_t channels, int64_t inner, void* out,
+                       int64_t count);
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype);
 int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                        int dtype);

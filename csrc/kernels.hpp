@@ -20,6 +20,10 @@ struct Kernels {
     int (*mask_decode)(const uint8_t*, int64_t, void*, int64_t);
     int (*index_encode)(const void*, int64_t, int, Parts&);
     int (*index_decode)(const uint8_t*, int64_t, void*, int64_t, int);
+    int (*positive_encode)(const void*, int64_t, Parts&);
+    int (*positive_decode)(const uint8_t*, int64_t, void*, int64_t);
+    int (*affine_where)(const void*, const uint8_t*, int64_t, const float*, const float*,
+                        int64_t, int64_t, void*, int64_t);
 };
 
 }  // namespace encke

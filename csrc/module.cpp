@@ -99,6 +99,25 @@ NB_MODULE(_native, m) {
         },
         Release());
     m.def(
+        "positive_encode",
+        [](uintptr_t x, int64_t count) { return encke_positive_encode(in(x), count); },
+        Release());
+    m.def(
+        "positive_decode",
+        [](uintptr_t p, int64_t size, uintptr_t y, int64_t count) {
+            return encke_positive_decode(bytes(p), size, out(y), count);
+        },
+        Release());
+    m.def(
+        "affine_where",
+        [](uintptr_t x, uintptr_t p, int64_t size, uintptr_t gain, uintptr_t shift,
+           int64_t channels, int64_t inner, uintptr_t y, int64_t count) {
+            return encke_affine_where(
+                in(x), bytes(p), size, static_cast<const float*>(in(gain)),
+                static_cast<const float*>(in(shift)), channels, inner, out(y), count);
+        },
+        Release());
+    m.def(
         "index_encode",
         [](uintptr_t x, int64_t count, int dtype) {
             return encke_index_encode(in(x), count, dtype);

@@ -25,6 +25,13 @@ int group_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
 int mask_encode(const void* x, int64_t count, Parts& to);
 int mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count);
 
+// The sign of float32 values as bits (1: not <= 0), the bits as 1.0f and 0.0f, and
+// bit ? x * gain[c] + shift[c] : 0 with c = (i / inner) % channels.
+int positive_encode(const void* x, int64_t count, Parts& to);
+int positive_decode(const uint8_t* bits, int64_t size, void* out, int64_t count);
+int affine_where(const void* x, const uint8_t* bits, int64_t size, const float* gain,
+                 const float* shift, int64_t channels, int64_t inner, void* out, int64_t count);
+
 int index_encode(const void* x, int64_t count, int dtype, Parts& to);
 int index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
 

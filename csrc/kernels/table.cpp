@@ -6,8 +6,9 @@ namespace encke::ENCKE_ISA {
 
 extern const Kernels table;
 const Kernels table{
-    fixed_encode, fixed_decode, entropy_encode, entropy_decode, predict_encode, predict_decode,
-    group_encode, group_decode, mask_encode,    mask_decode,    index_encode,   index_decode,
+    fixed_encode,   fixed_decode, entropy_encode,  entropy_decode,  predict_encode,
+    predict_decode, group_encode, group_decode,    mask_encode,     mask_decode,
+    index_encode,   index_decode, positive_encode, positive_decode, affine_where,
 };
 
 }  // namespace encke::ENCKE_ISA

@@ -70,7 +70,7 @@ class Adaptive:
         self._observing = False
         self._step = 0
         self._since = 0
-        self._layers = 1
+        self._gradients = 1
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Adaptive:
             name = str(effect.site)
             before, _ = found.get(name, (0.0, 0))
             found[name] = (before + relative / effect.error**2, effect.values)
-        self._layers = max(1, len(layers))
+        self._gradients = max(1, len({e.parameter for e in effects if e.parameter}))
         return found
 
     def _allocate(self) -> None:
@@ -164,7 +164,7 @@ class Adaptive:
             for name, found in self.sensitivity.items()
             if math.isfinite(found)
         }
-        variance = self.tolerance * self._layers
+        variance = self.tolerance * self._gradients
         self.bounds = {
             name: bound
             for name, bound in water_fill(demands, variance=variance).items()
@@ -173,7 +173,7 @@ class Adaptive:
 
     def _why(self, name: str, bound: float) -> str:
         added = self.sensitivity.get(name, 0.0) * bound**2
-        return f"adds {added / self._layers:.1e} of the gradients' variance"
+        return f"adds {added / self._gradients:.1e} of the gradients' variance"
 
     def measured_errors(self) -> dict[str, tuple[float, float]]:
         """By consumer: the gradient's variance, predicted and measured in its last check."""
@@ -185,7 +185,7 @@ class Adaptive:
         return {
             "step": self._step,
             "since": self._since,
-            "layers": self._layers,
+            "gradients": self._gradients,
             "bounds": dict(self.bounds),
             "sensitivity": dict(self.sensitivity),
             "values": dict(self.values),
@@ -196,7 +196,7 @@ class Adaptive:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step, self._since = state["step"], state["since"]
-        self._layers = state["layers"]
+        self._gradients = state["gradients"]
         self.bounds = dict(state["bounds"])
         self.sensitivity = dict(state["sensitivity"])
         self.values = dict(state["values"])

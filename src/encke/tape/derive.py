@@ -8,6 +8,7 @@ original. What is found is a `Source`; None means that the tensor has to be stor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encke.codec import layout
+from encke.ops.select import select
 from encke.tape.graph import leaf_behind, op_name
 from encke.tape.kept import Derived, Sides, Source, TwoValued, Whole, Window
 
@@ -72,6 +75,44 @@ class Deriver:
         return getattr(handle, "source", None)
 
 
+class Affine(Derived):
+    """A batch norm with its statistics known: gain and shift for each channel."""
+
+    __slots__ = ("_gain", "_shift")
+
+    def __init__(self, of: Source, gain: Tensor, shift: Tensor) -> None:
+        def compute(x: Tensor) -> Tensor:
+            channels = (1, -1) + (1,) * (x.ndim - 2)
+            return torch.addcmul(
+                shift.view(channels).to(x.dtype), x, gain.view(channels).to(x.dtype)
+            )
+
+        super().__init__(of, compute, "batch norm")
+        self._gain, self._shift = gain, shift
+
+    def behind(self, sides: Sides) -> Derived:
+        """The same with a ReLU after it, in one pass where memory allows."""
+        plain, gain, shift = self._compute, self._gain, self._shift
+
+        def compute(x: Tensor) -> Tensor:
+            order = layout.memory_order(x)
+            channel = order.index(1)
+            inner = math.prod(x.shape[d] for d in order[channel + 1 :])
+            if sides.bits is None or order != sides.order or gain.dtype != x.dtype:
+                return _where(sides, plain(x))
+            kernels = select(x.device)
+            memory = layout.to_memory(x, order)
+            y = kernels.affine_where(memory, sides.bits, gain, shift, inner)
+            return layout.from_memory(y, order)
+
+        return Derived(self._of, compute, f"mask of {self.how}")
+
+
+def _where(sides: Sides, x: Tensor) -> Tensor:
+    """x on the one side, zero on the other (not a product, which would keep a NaN)."""
+    return torch.where(sides.mask(), x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
 def _parent(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     return d.value_of(node.next_functions[0][0], shape)
 
@@ -84,12 +125,10 @@ def _relu(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     parent = _parent(d, node, shape)
     if parent is None:
         return None
-    mask = sides.mask
+    if isinstance(parent, Affine):
+        return parent.behind(sides)
 
-    def compute(x: Tensor) -> Tensor:
-        return torch.where(mask(), x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-    return Derived(parent, compute, f"mask of {parent.how}")
+    return Derived(parent, lambda x: _where(sides, x), f"mask of {parent.how}")
 
 
 def _elementwise(function: Callable[..., Tensor], name: str) -> Recipe:
@@ -136,13 +175,7 @@ def _batch_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None
     gain = spread if scale is None else spread * scale.detach()
     shift = -mean * gain if offset is None else offset - mean * gain
 
-    def compute(x: Tensor) -> Tensor:
-        channels = (1, -1) + (1,) * (x.ndim - 2)
-        return torch.addcmul(
-            shift.view(channels).to(x.dtype), x, gain.view(channels).to(x.dtype)
-        )
-
-    return Derived(source, compute, "batch norm")
+    return Affine(source, gain, shift)
 
 
 @recipe("NativeLayerNorm")
@@ -167,6 +200,9 @@ def _dropout(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     noise = d.source(node, "other")
     if not isinstance(noise, TwoValued):
         return None
+    maker, number = node.next_functions[0]
+    if maker is None or tuple(maker._input_metadata[number].shape) != shape:
+        return None  # it was broadcast
     parent = _parent(d, node, shape)
     if parent is None:
         return None

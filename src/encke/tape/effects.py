@@ -159,7 +159,8 @@ def difference(
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a is None or b is None:
             continue
-        change = square(a - b)
+        # The engine has summed `a` to its receiver's shape (a bias); a node called does not.
+        change = square(a - b.sum_to_size(a.shape))
         if index in parameters:
             own += change
         else:

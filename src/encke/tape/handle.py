@@ -9,7 +9,7 @@ from encke.errors import EnckeError
 from encke.tape.kept import Source
 from encke.tape.ledger import SavedStorage
 from encke.tape.protocol import Site
-from encke.tape.store import is_dense
+from encke.tape.store import is_dense, overlaps
 from encke.tape.witness import Witness
 
 
@@ -34,10 +34,15 @@ class Handle:
     def __init__(self, source: Source, site: Site, t: Tensor, storage: SavedStorage) -> None:
         self.source, self.site = source, site
         self.shape = tuple(t.shape)
-        self._stride = t.stride() if is_dense(t) else None
+        self._stride = t.stride() if is_dense(t) or self._is_exact(t) else None
         self._dtype, self._device = t.dtype, t.device
         self._witness = Witness(t)
         self._storage = storage
+
+    def _is_exact(self, t: Tensor) -> bool:
+        """Whether every bit counts: kernels round differently where there are gaps."""
+        slots = list(self.source.slots())
+        return bool(slots) and all(s.is_exact for s in slots) and not overlaps(t)
 
     def get(self) -> Tensor:
         self._witness.check(self.site, self.shape)

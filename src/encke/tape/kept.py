@@ -7,6 +7,7 @@ nothing but a shape. Several ops may share a slot and each have a source of thei
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from encke.bound import Lossless
-from encke.codec import Packed, compress
+from encke.codec import Packed, compress, layout
+from encke.ops.select import select
 from encke.tape.ledger import Held, Ledger
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
@@ -243,40 +245,70 @@ class Sides(Source):
     be kept, with exact zeros, `follow` lets the bits go.
     """
 
-    __slots__ = ("__weakref__", "_bits", "_dtype", "_held", "_sides", "_slot", "site")
+    __slots__ = (
+        "__weakref__",
+        "_bits",
+        "_dtype",
+        "_held",
+        "_shape",
+        "_sides",
+        "_slot",
+        "order",
+        "site",
+    )
     how = "mask"
 
     def __init__(
         self,
         site: Site,
-        mask: Tensor,
-        dtype: torch.dtype,
+        t: Tensor,
         sides: tuple[float, float],
         ledger: Ledger,
+        *,
+        mask: Tensor | None = None,
     ) -> None:
+        """The sides of `t`: of zero, unless a `mask` is given."""
         self.site = site
-        self._bits: Packed | None = compress(mask, Lossless(), codec="mask")
-        self._held: Held | None = Held(ledger, self._bits.nbytes)
-        self._dtype, self._sides = dtype, sides
+        self.order = layout.memory_order(t)
+        self._shape = tuple(t.shape[d] for d in self.order)
+        kernels = select(t.device)
+        if mask is None:
+            self._bits: Tensor | None = kernels.positive_encode(layout.to_memory(t, self.order))
+        else:
+            self._bits = kernels.mask_encode(layout.to_memory(mask, self.order))
+        self._held: Held | None = Held(ledger, self._bits.numel())
+        self._dtype, self._sides = t.dtype, sides
         self._slot: Source | None = None
 
     @property
+    def bits(self) -> Tensor | None:
+        """One bit a value in memory order; None where the zeros of a slot tell."""
+        return self._bits
+
+    @property
     def nbytes(self) -> int:
-        return self._bits.nbytes if self._bits is not None else 0
+        return self._bits.numel() if self._bits is not None else 0
 
     def follow(self, values: Source) -> None:
         """From now on the zeros of `values`, which are exact, tell the sides."""
         self._slot, self._bits, self._held = values, None, None
 
     def mask(self) -> Tensor:
-        if self._bits is not None:
-            return self._bits.decompress()
-        assert self._slot is not None
-        return ~(self._slot.get() <= 0)
+        if self._bits is None:
+            assert self._slot is not None
+            # Not a sign: an error may take a small positive value below zero.
+            return self._slot.get() != 0
+        kernels = select(self._bits.device)
+        flat = kernels.mask_decode(self._bits, math.prod(self._shape))
+        return layout.from_memory(flat.view(self._shape), self.order)
 
     def get(self) -> Tensor:
-        mask = self.mask()
         one, other = self._sides
+        if self._bits is not None and (one, other) == (1.0, 0.0):
+            kernels = select(self._bits.device)
+            flat = kernels.positive_decode(self._bits, math.prod(self._shape), self._dtype)
+            return layout.from_memory(flat.view(self._shape), self.order)
+        mask = self.mask()
         if (one, other) == (1.0, 0.0):
             return mask.to(self._dtype)
         high, low = torch.tensor([one, other], dtype=self._dtype, device=mask.device)

@@ -8,6 +8,7 @@ ReLU the sign, max-pooling its window positions, pooling's input only its shape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +33,8 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A need, and for `SIGN` how to split and what stands for each side in backward."""
+    """A need, and for `SIGN` how to split (at zero, unless `split` says otherwise) and what
+    stands for each side in backward."""
 
     need: Need
     split: Callable[[Tensor, Any], Tensor] | None = None
@@ -45,12 +47,7 @@ class Rule:
 VALUE, EXACT, WEIGHT = Rule(Need.VALUE), Rule(Need.EXACT), Rule(Need.WEIGHT)
 FACTOR, INDEX, SHAPE = Rule(Need.FACTOR), Rule(Need.INDEX), Rule(Need.SHAPE)
 #: torch passes the gradient unless result <= 0, so a NaN passes it.
-RELU = Rule(
-    Need.SIGN,
-    lambda t, _: torch.le(t, 0).logical_not_(),
-    sides=lambda _: (1.0, 0.0),
-    zero_tells=True,
-)
+RELU = Rule(Need.SIGN, sides=lambda _: (1.0, 0.0), zero_tells=True)
 POSITIVE = Rule(Need.SIGN, lambda t, _: torch.gt(t, 0), sides=lambda _: (1.0, -1.0))
 
 
@@ -60,6 +57,12 @@ def _inside_open(t: Tensor, node: Any) -> Tensor:
 
 def _open_sides(node: Any) -> tuple[float, float]:
     low, high = float(node._saved_min_val), float(node._saved_max_val)
+    if math.isinf(low) and math.isinf(high):
+        return 0.0, high
+    if math.isinf(high):
+        return low + max(1.0, abs(low)), high
+    if math.isinf(low):
+        return high - max(1.0, abs(high)), high
     return (low + high) / 2, high
 
 
@@ -95,20 +98,18 @@ def operations() -> list[str]:
 
 # Products: the activation enters the weight's gradient, the weight the activation's.
 add_rule("Convolution ConvolutionOverrideable CudnnConvolution", input=VALUE, weight=WEIGHT)
-add_rule(
-    "MkldnnConvolution SlowConvDilated2D SlowConv3D Thnn_Conv2D", self=VALUE, weight=WEIGHT
-)
+add_rule("MkldnnConvolution SlowConvDilated2D SlowConv2D SlowConv3D", self=VALUE, weight=WEIGHT)
 add_rule("Addmm", mat1=VALUE, mat2=WEIGHT)
 add_rule("Mm Bmm", self=VALUE, mat2=WEIGHT)
 add_rule("Baddbmm Addbmm", batch1=VALUE, batch2=WEIGHT)
 add_rule("Linear MkldnnLinear", input=VALUE, weight=WEIGHT, self=VALUE)
 add_rule("Mv", self=VALUE, vec=WEIGHT)
 add_rule("Dot", self=VALUE, tensor=VALUE)
-add_rule("SparseAddmm SparseMm", mat1=EXACT, mat2=VALUE, self=EXACT)
+add_rule("SparseAddmm", mat1=EXACT, mat2=VALUE, self=EXACT)
 # Norms: the statistics are small and enter everything.
 for _op in ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeGroupNorm"):
-    add_rule(_op, input=VALUE)
-add_rule("NativeLayerNorm FusedRmsNorm", input=VALUE)
+    add_rule(_op, input=VALUE, result1=EXACT, result2=EXACT)
+add_rule("NativeLayerNorm FusedRmsNorm", input=VALUE, result1=EXACT, result2=EXACT)
 # Attention: the row sums (logsumexp) stay exact, so that errors of q and k do not compound.
 for _op in (
     "ScaledDotProductFlashAttentionForCpu",
@@ -117,12 +118,15 @@ for _op in (
     "ScaledDotProductCudnnAttention",
 ):
     add_rule(_op, query=VALUE, key=VALUE, value=VALUE, output=VALUE, out=VALUE)
+    add_rule(_op, logsumexp=EXACT, log_sumexp=EXACT)
 add_rule("Softmax", result=VALUE)
 add_rule("LogSoftmax", result=EXACT)
 # Activations whose slope needs the value.
 add_rule("Gelu Silu Mish Softplus LogSigmoid Hardswish Hardsigmoid Celu", self=VALUE)
-add_rule("Glu Erf Sin Cos Log Log1P Pow Square Sqrt Rsqrt Reciprocal", self=VALUE)
-add_rule("Elu", self_or_result=VALUE)
+add_rule("LogSigmoid", buffer=VALUE)
+add_rule("Glu Erf Sin Cos Log Log1P Pow Sqrt Rsqrt Reciprocal", self=VALUE)
+add_rule("Pow", exponent=FACTOR, result=VALUE)
+add_rule("Elu Celu", self=VALUE, result=VALUE)
 add_rule("Sigmoid Tanh Exp Expm1 Sqrt Rsqrt Reciprocal", result=VALUE)
 add_rule("Mul", self=FACTOR, other=FACTOR)
 add_rule("Div", self=FACTOR, other=FACTOR)
@@ -130,7 +134,7 @@ add_rule("PreluKernel", self=VALUE, weight=EXACT)
 # Activations whose slope has two values.
 add_rule("Relu", result=RELU)
 add_rule("Threshold", self=EXACT, result=EXACT)
-add_rule("LeakyRelu", self=POSITIVE)
+add_rule("LeakyRelu", self=POSITIVE, result=POSITIVE)
 add_rule("Hardtanh", self=HARDTANH)
 # Pooling and padding look only at their input's shape.
 add_rule("MaxPool2DWithIndices MaxPool3DWithIndices", self=SHAPE, result1=Rule(Need.WINDOW))
@@ -140,14 +144,17 @@ for _dims in (1, 2, 3):
     add_rule(f"ReflectionPad{_dims}D ReplicationPad{_dims}D", self=SHAPE)
 # Integers and truth values.
 add_rule("Embedding", indices=INDEX)
-add_rule("Gather IndexSelect IndexAdd Scatter ScatterAdd TakeAlongDim Take", index=INDEX)
+add_rule("Gather IndexSelect IndexAdd Scatter ScatterAdd Take", index=INDEX)
+add_rule("Gather Take", self=SHAPE)
+add_rule("IndexAdd", source=SHAPE)
 add_rule("Index IndexPut", **{f"indices[{i}]": INDEX for i in range(8)})
 add_rule("Max Min", indices=INDEX)
-add_rule("TopK Sort Kthvalue Mode Median", indices=INDEX)
+add_rule("Topk Sort Kthvalue Mode Median", indices=INDEX)
 add_rule("Where", condition=INDEX)
 add_rule("MaskedFill", mask=INDEX)
 add_rule("NativeDropout", result1=INDEX)
-add_rule("Abs Sgn Sign", self=EXACT)
+add_rule("Abs", self=EXACT)
+add_rule("Sgn", self=EXACT, result=EXACT)
 
 
 def is_two_valued(t: Tensor) -> float | None:
@@ -161,9 +168,9 @@ def is_two_valued(t: Tensor) -> float | None:
     """
     few = t.flatten()[:256] if t.is_contiguous() else t.reshape(-1)[:256]
     scale = few.max()
-    if not bool(((few == 0) | (few == scale)).all()):
+    if not math.isfinite(scale) or not bool(((few == 0) | (few == scale)).all()):
         return None
     scale = t.max()
-    if not bool(((t == 0) | (t == scale)).all()):
+    if not math.isfinite(scale) or not bool(((t == 0) | (t == scale)).all()):
         return None
     return float(scale)

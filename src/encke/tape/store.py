@@ -17,6 +17,32 @@ def is_dense(t: Tensor) -> bool:
     return t.is_contiguous() or bool(torch.ops.aten.is_non_overlapping_and_dense(t))
 
 
+def overlaps(t: Tensor) -> bool:
+    """Whether two elements of a tensor may lie at the same place in memory.
+
+    >>> overlaps(torch.zeros(4, 6)[:, ::2]), overlaps(torch.zeros(4, 1).expand(4, 6))
+    (False, True)
+    """
+    reach = 0
+    for stride, count in sorted(zip(t.stride(), t.shape, strict=True)):
+        if count > 1 and stride <= reach:
+            return True
+        reach += stride * (count - 1)
+    return False
+
+
+def unexpanded(t: Tensor) -> Tensor | None:
+    """The elements that an expanded tensor repeats; None if it repeats none.
+
+    >>> unexpanded(torch.zeros(4, 1).expand(4, 6)).shape
+    torch.Size([4, 1])
+    """
+    size = [1 if stride == 0 else n for n, stride in zip(t.shape, t.stride(), strict=True)]
+    if size == list(t.shape):
+        return None
+    return t.as_strided(size, t.stride(), t.storage_offset())
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Which elements of a storage a tensor is, and in which version of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
 from encke.tape.store import Geometry
-from encke.tape.watch import Watch, Whereabouts
+from encke.tape.telemetry import Target, Telemetry, log_to
+from encke.tape.watch import Watch, Whereabouts, tensors_in
 
 #: Tensors of fewer bytes stay as they are: a header would eat what is saved.
 SMALL = 4096
@@ -58,6 +60,7 @@ class Tape:
         self._choices = Choices()
         self._watch: Watch | None = None
         self._depth = 0
+        self._calls: list[FrameType] = []
         self._last = -1
         self._order = 0
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -65,6 +68,7 @@ class Tape:
         self._state: set[int] = set()
         self.detachers: list[Callable[[], None]] = []
         self.listeners: list[Callable[[Effect], None]] = []
+        self.logs: list[Telemetry] = []
 
     # -- what it holds -------------------------------------------------------------------
 
@@ -83,6 +87,16 @@ class Tape:
         from encke.tape.summary import table
 
         return table(self)
+
+    def log_to(self, target: Target, *, every: int = 1, tensors: int = 50) -> Telemetry:
+        """Record every step to a path (JSON lines), a function, or a SummaryWriter.
+
+        every    steps between records of a step
+        tensors  steps between records of every tensor; observed steps have them too
+
+        docs/telemetry.md says what is in them. The last are written at `detach` or at exit.
+        """
+        return log_to(self, target, every=every, tensors=tensors)
 
     def detach(self) -> None:
         """Let the model go: it is as it was before `attach`."""
@@ -116,12 +130,15 @@ class Tape:
                 "saved tensors to take over; call tape.detach() first, or use loss.backward()"
             )
         self.step += 1
+        self._last = graph.newest()  # what was computed before is not ours
         self._order = 0
         self._counts.clear()
         self._recent.clear()
         self._learn_names()
         self.policy.begin(self.step)
         self.records.begin(self.step)
+        for log in self.logs:
+            log.begin(self.step)
         self._where.start()
         self._watch = Watch(self._seen)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
@@ -132,6 +149,40 @@ class Tape:
         if self._depth == 0 and self._watch is not None:
             watch, self._watch = self._watch, None
             watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._where.stop()
+            stored, plain = self.ledger.stored, self.ledger.plain
+            kept = getattr(self.policy, "kept", None)  # for policies that plan by size
+            if kept is not None:
+                kept(self.records, stored)
+            for log in self.logs:
+                log.end_forward(self.records, stored=stored, plain=plain)
+
+    def begin_call(self, frame: FrameType) -> None:
+        """Enter for a call of the model, whose hooks run in `frame`.
+
+        An interrupt ends a call without running its hooks; the next one clears up after it.
+        """
+        if self._calls and not _is_running(self._calls[-1], frame):
+            self._abandon()
+        self.__enter__()
+        self._calls.append(frame)
+
+    def end_call(self, result: Any) -> None:
+        """Leave after a call of the model, which gave `result` (None if it raised)."""
+        if not self._calls:
+            return  # it was refused
+        self._calls.pop()
+        if self._watch is not None and self._depth == 1 and torch.is_grad_enabled():
+            # An op of the user's own is seen with the op that follows it: here, none does.
+            self._seen([t for t in tensors_in(result) if t.grad_fn is not None])
+        self.__exit__()
+
+    def _abandon(self) -> None:
+        self._calls.clear()
+        self._depth = 0
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.abandon()
             self._where.stop()
 
     def _learn_names(self) -> None:
@@ -220,8 +271,7 @@ class Tape:
         if need is Need.WINDOW:
             return self._window(node, site, t, storage)
         if need is Need.INDEX:
-            source = Integers(t, self.ledger)
-            return self._noted(source, site, t, source.nbytes, "narrowed")
+            return self._integers(site, t)
         if need is Need.EXACT:
             why = "needs every bit" if known(site.op) else f"no rule for {site.op}"
             return self._as_it_is(site, t, storage, why)
@@ -231,7 +281,19 @@ class Tape:
             return self._as_it_is(site, t, storage, f"{t.dtype} values")
         return self._values(site, t, storage)
 
+    def _integers(self, site: Site, t: Tensor) -> Source:
+        once = store.unexpanded(t)
+        if once is not None:
+            return _expanded(self._integers(site, once), t)
+        source = Integers(t, self.ledger)
+        return self._noted(source, site, t, source.nbytes, "narrowed")
+
     def _values(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        once = store.unexpanded(t)
+        if once is not None:
+            if once.numel() * once.element_size() < SMALL:
+                return self._as_it_is(site, t, storage, "small")
+            return _expanded(self._values(site, once, storage), t)
         geometry = Geometry.of(t)
         found = store.find_values(storage, geometry)
         sight = Sight(site=site, tensor=t, step=self.step, order=self._order)
@@ -295,7 +357,7 @@ class Tape:
         return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
 
     def _constant(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
-        scale = is_two_valued(t)
+        scale = is_two_valued(t) if store.unexpanded(t) is None else None
         if scale is None:
             return self._as_it_is(site, t, storage, "a constant of the graph")
         source = TwoValued(t, scale, self.ledger)
@@ -304,9 +366,9 @@ class Tape:
     def _sides(
         self, node: Any, site: Site, t: Tensor, storage: SavedStorage, rule: Rule
     ) -> Source:
-        assert rule.split is not None
         assert rule.sides is not None
-        sides = Sides(site, rule.split(t, node), t.dtype, rule.sides(node), self.ledger)
+        mask = rule.split(t, node) if rule.split is not None else None
+        sides = Sides(site, t, rule.sides(node), self.ledger, mask=mask)
         if rule.zero_tells:
             store.remember(storage, Geometry.of(t), sides)
         return self._noted(sides, site, t, sides.nbytes, "only its sign is needed")
@@ -359,6 +421,18 @@ class _Give:
 def unpack(handle: Handle) -> Tensor:
     """The unpack hook: what a handle stands for, checked."""
     return handle.get()
+
+
+def _is_running(frame: FrameType, here: FrameType | None) -> bool:
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is frame
+
+
+def _expanded(source: Source, t: Tensor) -> Source:
+    """What `source` keeps once, repeated as in `t`."""
+    shape = tuple(t.shape)
+    return Derived(source, lambda x: x.expand(shape), source.how)
 
 
 def _for_integers(rule: Rule, t: Tensor) -> Rule:

@@ -126,6 +126,43 @@ class Native:
             self._m.mask_decode(payload.data_ptr(), payload.numel(), out.data_ptr(), count), out
         )
 
+    def positive_encode(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return self.mask_encode(torch.le(x, 0).logical_not_())
+        return self._taken(self._m.positive_encode(x.data_ptr(), x.numel()))
+
+    def positive_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        if dtype != torch.float32:
+            return self.mask_decode(payload, count).to(dtype)
+        _sized(payload, count // 8)
+        out = self._room(count, dtype)
+        status = self._m.positive_decode(
+            payload.data_ptr(), payload.numel(), out.data_ptr(), count
+        )
+        return self._checked(status, out)
+
+    def affine_where(
+        self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
+    ) -> Tensor:
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            from encke.ops.reference import sides
+
+            return sides.affine_where(x, payload, gain, shift, inner)
+        out = self._room(tuple(x.shape), x.dtype)
+        gain, shift = gain.float().contiguous(), shift.float().contiguous()
+        status = self._m.affine_where(
+            x.data_ptr(),
+            payload.data_ptr(),
+            payload.numel(),
+            gain.data_ptr(),
+            shift.data_ptr(),
+            gain.numel(),
+            inner,
+            out.data_ptr(),
+            x.numel(),
+        )
+        return self._checked(status, out)
+
     def index_encode(self, x: Tensor) -> Tensor:
         return self._taken(self._m.index_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype]))
 

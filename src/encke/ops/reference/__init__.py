@@ -81,6 +81,23 @@ class Reference:
 
         return mask.decode(payload, count)
 
+    def positive_encode(self, x: Tensor) -> Tensor:
+        from encke.ops.reference import sides
+
+        return sides.positive_encode(x)
+
+    def positive_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        from encke.ops.reference import sides
+
+        return sides.positive_decode(payload, count, dtype)
+
+    def affine_where(
+        self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
+    ) -> Tensor:
+        from encke.ops.reference import sides
+
+        return sides.affine_where(x, payload, gain, shift, inner)
+
     def index_encode(self, x: Tensor) -> Tensor:
         from encke.ops.reference import index
 
