@@ -14,8 +14,18 @@ namespace encke::ENCKE_ISA {
 
 constexpr int kBlocks = 256;  // of a chunk
 
-// What a block is to these loops. The `narrow` have codes of a byte, the `wide` of two.
-enum Class { kDenseNarrow, kDenseWide, kSparseNarrow, kSparseWide, kZero, kGeneral, kClasses };
+// What a block is to these loops. The `narrow` have codes of a byte, the `wide` of two; for
+// the encoder the `short` have at most four bits.
+enum Class {
+    kDenseNarrow,
+    kDenseWide,
+    kSparseNarrow,
+    kSparseWide,
+    kZero,
+    kGeneral,
+    kSparseShort,
+    kClasses
+};
 
 // The numbers of the blocks of each class, in order.
 struct ClassLists {

@@ -112,7 +112,10 @@ class ChunkEncoder {
                 lists_.add(kSparseWide, b, ours & sparsely & wide);
             } else {
                 lists_.add(kDenseNarrow, b, ours & ~sparsely);
-                lists_.add(kSparseNarrow, b, ours & sparsely);
+                const uint32_t longer =
+                    lanes_of(_mm256_cmpgt_epi32(width, _mm256_set1_epi32(4)));
+                lists_.add(kSparseShort, b, ours & sparsely & ~longer);
+                lists_.add(kSparseNarrow, b, ours & sparsely & longer);
             }
         }
         at_[blocks] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(at)));
@@ -234,8 +237,12 @@ class ChunkEncoder {
         // What is behind them is read first: a read that a store in flight covers in part
         // waits for it.
         const auto read_behind = [&](int b, uint8_t*) {
-            behind_[b] = read<uint64_t>(data_ + at_[b + 1]);
+            _mm_store_si128(behind_ + b, load16(data_ + at_[b + 1]));
         };
+        if constexpr (!Wide) {
+            each(kSparseShort, read_behind);
+            each(kSparseShort, [&](int b, uint8_t* to) { write_short(b, to); });
+        }
         each(kSparseNarrow, read_behind);
         each(kSparseNarrow, [&](int b, uint8_t* to) {
             const int width = headers_[b] & 31;
@@ -276,8 +283,8 @@ class ChunkEncoder {
     [[gnu::always_inline]] void each(Class kind, F f) {
         for (int i = 0; i < lists_.count[kind]; ++i) {
             const int b = lists_.list[kind][i];
-            _mm_prefetch(ahead_, _MM_HINT_T0);
-            _mm_prefetch(ahead_ + 64, _MM_HINT_T0);
+            _mm_prefetch(ahead_, _MM_HINT_T1);
+            _mm_prefetch(ahead_ + 64, _MM_HINT_T1);
             ahead_ += 128;
             f(b, data_ + at_[b]);
         }
@@ -301,7 +308,42 @@ class ChunkEncoder {
             pending = pending >> 4 * bytes >> 4 * bytes;  // by at most 64, in two steps
             filled &= 7;
         }
-        write<uint64_t>(data_ + at_[b + 1], behind_[b]);
+        put_behind(b);
+    }
+
+    // The same for codes of at most four bits: sixteen of them fit in a word.
+    [[gnu::always_inline]] void write_short(int b, uint8_t* to) {
+        const uint64_t used = (1u << (headers_[b] & 31)) - 1;
+        const uint32_t bitmap = in_order(masks_[b]);
+        const uint64_t low_mask = _pdep_u64(bitmap & 0xFFFF, 0x1111111111111111u) * used;
+        const uint64_t high_mask = _pdep_u64(bitmap >> 16, 0x1111111111111111u) * used;
+        // Pairs of codes to bytes, then these to the order of the values.
+        const __m256i pairs =
+            _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, -1, -1, -1, -1, -1, -1, -1, -1, 0, 2, 4,
+                             6, 8, 10, 12, 14, -1, -1, -1, -1, -1, -1, -1, -1);
+        __m256i v = _mm256_and_si256(load32(codes_[b]), _mm256_set1_epi8(15));
+        v = _mm256_shuffle_epi8(_mm256_or_si256(v, _mm256_srli_epi16(v, 4)), pairs);
+        const __m128i codes =
+            _mm_unpacklo_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        const uint64_t low =
+            _pext_u64(static_cast<uint64_t>(_mm_cvtsi128_si64(codes)), low_mask);
+        const uint64_t high =
+            _pext_u64(static_cast<uint64_t>(_mm_extract_epi64(codes, 1)), high_mask);
+        const uint32_t bits = static_cast<uint32_t>(_mm_popcnt_u64(low_mask));
+        const uint32_t bytes = bits / 8, shift = bits % 8;
+        write<uint32_t>(to, bitmap);
+        write<uint64_t>(to + 4, low);
+        to += 4 + bytes;
+        write<uint64_t>(to, low >> 4 * bytes >> 4 * bytes | high << shift);
+        to[8] = static_cast<uint8_t>(high >> 1 >> (63 - shift));
+        put_behind(b);
+    }
+
+    void put_behind(int b) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(data_ + at_[b + 1]), behind_[b]);
+    }
+    static __m128i load16(const uint8_t* from) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     }
 
     // From the order of packing to that of the values: bytes, and bits.
@@ -376,7 +418,7 @@ class ChunkEncoder {
     uint8_t heads_[kBlocks];
     alignas(32) uint32_t masks_[kBlocks], negative_[kBlocks], at_[kBlocks + 8];
     alignas(32) uint8_t codes_[2 * kBlocks][32];
-    uint64_t behind_[kBlocks];
+    __m128i behind_[kBlocks];
     uint8_t aside_[kBlocks * (4 * kBlock + 8)];
 };
 
