@@ -15,7 +15,7 @@ namespace encke::ENCKE_ISA {
 constexpr int kBlocks = 256;  // of a chunk
 
 // What a block is to these loops. The `narrow` have codes of a byte, the `wide` of two; for
-// the encoder the `short` have at most four bits.
+// the encoder the `short` have at most four bits, and the `byte` ones exactly eight.
 enum Class {
     kDenseNarrow,
     kDenseWide,
@@ -24,6 +24,7 @@ enum Class {
     kZero,
     kGeneral,
     kSparseShort,
+    kSparseByte,
     kClasses
 };
 

@@ -51,6 +51,7 @@ class ChunkEncoder {
     bool prepare(const Value* x, int blocks, int64_t position, const Dither& dither,
                  General general) {
         quantise_all<Wide>(x, blocks, position, dither);
+        for (int b = 0; b < blocks; b += 8) find_largest<Wide>(b);
         lists_.clear();
         most_ = 0;
         __m256i most_seen = _mm256_setzero_si256(), at = _mm256_setzero_si256();
@@ -58,7 +59,7 @@ class ChunkEncoder {
         uint8_t* aside = aside_;
         for (int b = 0; b < blocks; b += 8) {
             const uint32_t there = blocks - b < 8 ? (1u << (blocks - b)) - 1 : 255;
-            const __m256i most = largest_codes<Wide>(b);
+            const __m256i most = load32(largest_ + b);
             uint32_t beyond = lanes_of(_mm256_cmpgt_epi32(most, most_allowed)) & there;
             if (!Wide && beyond) return false;
             most_seen = _mm256_max_epi32(most_seen, most);
@@ -108,7 +109,9 @@ class ChunkEncoder {
                 const uint32_t wide = lanes_of(_mm256_cmpgt_epi32(width, _mm256_set1_epi32(8)));
                 lists_.add(kDenseNarrow, b, ours & ~sparsely & ~wide);
                 lists_.add(kDenseWide, b, ours & ~sparsely & wide);
-                lists_.add(kSparseNarrow, b, ours & sparsely & ~wide);
+                const uint32_t byte = lanes_of(_mm256_cmpeq_epi32(width, _mm256_set1_epi32(8)));
+                lists_.add(kSparseByte, b, ours & sparsely & byte);
+                lists_.add(kSparseNarrow, b, ours & sparsely & ~byte & ~wide);
                 lists_.add(kSparseWide, b, ours & sparsely & wide);
             } else {
                 lists_.add(kDenseNarrow, b, ours & ~sparsely);
@@ -169,10 +172,10 @@ class ChunkEncoder {
         }
     }
 
-    // The largest code of each of eight blocks, negative ones as their complement; also notes
-    // which codes are negative and, in kind plain, which are not zero.
+    // Notes the largest code of each of eight blocks, negative ones as their complement, which
+    // codes are negative and, in kind plain, which are not zero.
     template <bool Wide>
-    __m256i largest_codes(int b) {
+    void find_largest(int b) {
         const __m256i zero = _mm256_setzero_si256();
         __m256i m[8];
         for (int i = 0; i < 8; ++i) {
@@ -196,8 +199,6 @@ class ChunkEncoder {
                     masks_[b + i] = ~bits_of(_mm256_cmpeq_epi8(c, zero));
             }
         }
-        // Codes are not negative any more, so that a maximum of words is one of its high
-        // bytes only; every step is therefore done in the size of the codes.
         auto larger = [](__m256i a, __m256i c) __attribute__((always_inline)) {
             return Wide ? _mm256_max_epi16(a, c) : _mm256_max_epu8(a, c);
         };
@@ -213,9 +214,8 @@ class ChunkEncoder {
         __m256i all = larger(_mm256_permute2x128_si256(low, high, 0x20),
                              _mm256_permute2x128_si256(low, high, 0x31));
         all = larger(all, _mm256_srli_epi32(all, 16));
-        if constexpr (Wide) return _mm256_and_si256(all, _mm256_set1_epi32(0xFFFF));
-        all = larger(all, _mm256_srli_epi32(all, 8));
-        return _mm256_and_si256(all, _mm256_set1_epi32(255));
+        if constexpr (!Wide) all = larger(all, _mm256_srli_epi32(all, 8));
+        store32(largest_ + b, _mm256_and_si256(all, _mm256_set1_epi32(Wide ? 0xFFFF : 255)));
     }
 
     // Each loop may write beyond its blocks, so the ones after the first put back what they
@@ -234,16 +234,11 @@ class ChunkEncoder {
                 store32(end, behind);
             });
         }
-        // What is behind them is read first: a read that a store in flight covers in part
-        // waits for it.
-        const auto read_behind = [&](int b, uint8_t*) {
-            _mm_store_si128(behind_ + b, load16(data_ + at_[b + 1]));
-        };
         if constexpr (!Wide) {
-            each(kSparseShort, read_behind);
+            read_behind(kSparseShort);
             each(kSparseShort, [&](int b, uint8_t* to) { write_short(b, to); });
         }
-        each(kSparseNarrow, read_behind);
+        read_behind(kSparseNarrow);
         each(kSparseNarrow, [&](int b, uint8_t* to) {
             const int width = headers_[b] & 31;
             const uint32_t mask = in_order(masks_[b]);
@@ -254,7 +249,9 @@ class ChunkEncoder {
             write_sparse(b, mask, words, masks, 4, to);
         });
         if constexpr (Wide) {
-            each(kSparseWide, read_behind);
+            read_behind(kSparseByte);
+            each(kSparseByte, [&](int b, uint8_t* to) { write_byte_codes(b, to); });
+            read_behind(kSparseWide);
             each(kSparseWide, [&](int b, uint8_t* to) {
                 const int width = headers_[b] & 31;
                 const uint32_t mask = in_order(masks_[b]);
@@ -279,6 +276,17 @@ class ChunkEncoder {
         });
     }
 
+    // Done before any block of a list is written: a read that a store in flight covers in part
+    // waits for it.
+    void read_behind(Class kind) {
+        for (int i = 0; i < lists_.count[kind]; ++i) {
+            const int b = lists_.list[kind][i];
+            _mm_store_si128(behind_ + b, load16(data_ + at_[b + 1]));
+        }
+    }
+
+    // Calls f for each block of a list, and fetches the values of as many blocks of the next
+    // chunk: while blocks are written, none are read.
     template <class F>
     [[gnu::always_inline]] void each(Class kind, F f) {
         for (int i = 0; i < lists_.count[kind]; ++i) {
@@ -336,6 +344,20 @@ class ChunkEncoder {
         to += 4 + bytes;
         write<uint64_t>(to, low >> 4 * bytes >> 4 * bytes | high << shift);
         to[8] = static_cast<uint8_t>(high >> 1 >> (63 - shift));
+        put_behind(b);
+    }
+
+    // The same for wide codes of eight bits: none of them is split.
+    [[gnu::always_inline]] void write_byte_codes(int b, uint8_t* to) {
+        const uint32_t bitmap = in_order(masks_[b]);
+        alignas(32) uint64_t words[4], masks[4];
+        store32(masks, spread_bits(bitmap));
+        store32(words, in_order(low_bytes(b)));
+        write<uint32_t>(to, bitmap);
+        for (uint32_t g = 0; g < 4; ++g) {
+            const auto before = static_cast<uint32_t>(_mm_popcnt_u32(_bzhi_u32(bitmap, 8 * g)));
+            write<uint64_t>(to + 4 + before, _pext_u64(words[g], masks[g]));
+        }
         put_behind(b);
     }
 
@@ -416,7 +438,8 @@ class ChunkEncoder {
     ClassLists lists_;
     const char* ahead_;
     uint8_t heads_[kBlocks];
-    alignas(32) uint32_t masks_[kBlocks], negative_[kBlocks], at_[kBlocks + 8];
+    alignas(32) uint32_t masks_[kBlocks], negative_[kBlocks], largest_[kBlocks];
+    alignas(32) uint32_t at_[kBlocks + 8];
     alignas(32) uint8_t codes_[2 * kBlocks][32];
     __m128i behind_[kBlocks];
     uint8_t aside_[kBlocks * (4 * kBlock + 8)];
