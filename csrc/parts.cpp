@@ -3,11 +3,17 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 namespace encke {
 
 namespace {
 // Scratch above this size is returned to the system after use.
 constexpr size_t kKeep = size_t{64} << 20;
+// From this size on several threads copy a result.
+constexpr int64_t kShared = int64_t{1} << 20;
 }  // namespace
 
 Bytes::~Bytes() { release(); }
@@ -43,10 +49,30 @@ int64_t Parts::size() const {
     return total;
 }
 
-void Parts::take(uint8_t* destination) {
+void Parts::copy(int64_t first, int64_t last, uint8_t* destination) const {
+    int64_t start = 0;
     for (int i = 0; i < count_; ++i) {
-        if (parts_[i].size()) std::memcpy(destination, parts_[i].data(), parts_[i].size());
-        destination += parts_[i].size();
+        const int64_t end = start + static_cast<int64_t>(parts_[i].size());
+        const int64_t from = first > start ? first : start, to = last < end ? last : end;
+        if (from < to)
+            std::memcpy(destination + from, parts_[i].data() + (from - start), to - from);
+        start = end;
+    }
+}
+
+void Parts::take(uint8_t* destination) {
+    const int64_t total = size();
+#ifdef _OPENMP
+    if (total >= kShared && !omp_in_parallel() && omp_get_max_threads() > 1) {
+#pragma omp parallel
+        {
+            const int64_t t = omp_get_thread_num(), n = omp_get_num_threads();
+            copy(total * t / n, total * (t + 1) / n, destination);
+        }
+    } else
+#endif
+        copy(0, total, destination);
+    for (int i = 0; i < count_; ++i) {
         if (parts_[i].capacity() > kKeep) parts_[i].release();
         parts_[i].clear();
     }

@@ -48,6 +48,9 @@ class Parts {
     void take(uint8_t* destination);
 
   private:
+    // Bytes first..last-1 of all parts together to the same place at `destination`.
+    void copy(int64_t first, int64_t last, uint8_t* destination) const;
+
     Bytes parts_[kMost];
     int count_ = 0;
 };

@@ -11,7 +11,7 @@
 namespace encke::ENCKE_ISA {
 
 // Results from this size on do not stay in the caches: they are written past them.
-constexpr size_t kStreaming = size_t{32} << 20;
+constexpr size_t kStreaming = size_t{16} << 20;
 
 inline int thread_count(int64_t chunks, int64_t values) {
 #ifdef _OPENMP

@@ -6,7 +6,8 @@
 #include "kernels/planes.hpp"
 #include "kernels/quantise.hpp"
 #ifdef __AVX2__
-#include "kernels/fixed_avx2.hpp"
+#include "kernels/fixed_decode_avx2.hpp"
+#include "kernels/fixed_encode_avx2.hpp"
 #endif
 
 namespace encke::ENCKE_ISA {
@@ -16,6 +17,9 @@ namespace {
 constexpr int64_t kChunk = 8192;
 constexpr uint8_t kRaw = 0xFF;
 constexpr int kWidest = 30;
+#ifdef __AVX2__
+static_assert(kChunk == kBlocks * kBlock);
+#endif
 
 constexpr uint8_t header(int width, int tier, bool sparse, bool is_unsigned) {
     return static_cast<uint8_t>(width | tier << 5 | sparse << 6 | is_unsigned << 7);
@@ -125,39 +129,57 @@ uint8_t encode_pointwise(const typename T::Value* x, int count, uint64_t divisor
     return write_codes(codes, mask, 0, false, to);
 }
 
+// Encodes the chunks of one thread.
 template <class T, int Kind>
-uint8_t* encode_chunk(const typename T::Value* x, int count, int64_t position,
-                      const encke_quantiser& q, const Scale<T>& scale, uint8_t* to) {
-    int blocks = (count + kBlock - 1) / kBlock;
-    uint8_t* headers = to;
-    [[maybe_unused]] const Dither dither(q.seed, position);
-    to += blocks;
-    for (int b = 0; b < blocks; ++b) {
-        int n = count - b * kBlock < kBlock ? count - b * kBlock : kBlock;
-        const auto* block = x + b * kBlock;
-        int64_t at = position + b * kBlock;
-        if constexpr (Kind == ENCKE_POINTWISE) {
-            headers[b] = encode_pointwise<T>(block, n, q.seed, to);
-        } else {
+class Encoder {
+  public:
+    using Value = typename T::Value;
+
+    Encoder(const encke_quantiser& q, const Scale<T>& scale)
+        : q_(q),
+          scale_(scale)
 #ifdef __AVX2__
-            if constexpr (FastBlock<T, Kind>::kPossible) {
-                if (n == kBlock) {
-                    uint8_t* next =
-                        FastBlock<T, Kind>::encode(block, at, dither, scale, headers[b], to);
-                    if (next) {
-                        to = next;
-                        continue;
-                    }
-                }
-            }
+          ,
+          fast_(scale)
 #endif
-            uint8_t* next = to;
-            headers[b] = encode_block<T, Kind>(block, n, at, q.seed, scale, next);
-            to = next;
-        }
+    {
     }
-    return to;
-}
+
+    // Writes a chunk of `count` values to `to` and returns where it ends.
+    uint8_t* encode(const Value* x, int count, int64_t position, uint8_t* to) {
+        auto general = [&](int b, uint8_t*& end) {
+            const int first = b * kBlock, n = count - first < kBlock ? count - first : kBlock;
+            if constexpr (Kind == ENCKE_POINTWISE)
+                return encode_pointwise<T>(x + first, n, q_.seed, end);
+            else
+                return encode_block<T, Kind>(x + first, n, position + first, q_.seed, scale_,
+                                             end);
+        };
+#ifdef __AVX2__
+        if constexpr (kFast<T, Kind>)
+            return fast_.encode(x, count, position, Dither(q_.seed, position), to, general);
+#endif
+        const int blocks = (count + kBlock - 1) / kBlock;
+        uint8_t *headers = to, *end = to + blocks;
+        for (int b = 0; b < blocks; ++b) {
+            // A copy, so that the compiler need not keep `end` in memory.
+            uint8_t* next = end;
+            headers[b] = general(b, next);
+            end = next;
+        }
+        return end;
+    }
+
+  private:
+    const encke_quantiser& q_;
+    const Scale<T>& scale_;
+#ifdef __AVX2__
+    struct Nothing {
+        explicit Nothing(const Scale<T>&) {}
+    };
+    std::conditional_t<kFast<T, Kind>, ChunkEncoder<T, Kind>, Nothing> fast_;
+#endif
+};
 
 // Reads one block's codes and mask; false if the bytes do not hold them.
 bool read_codes(uint8_t head, const uint8_t*& from, const uint8_t* end, int32_t* codes,
@@ -223,50 +245,113 @@ bool decode_block(uint8_t head, const uint8_t*& from, const uint8_t* end, int64_
     }
 }
 
+// Decodes one block of `n` values, whatever it is, and moves `from` behind it.
 template <class T, int Kind>
-int decode_chunk(const uint8_t* from, const uint8_t* end,
-                 [[maybe_unused]] const uint8_t* readable, int64_t position, uint64_t seed,
-                 const Scale<T>& scale, typename T::Value* out, int count, bool streaming) {
-    int blocks = (count + kBlock - 1) / kBlock;
-    if (end - from < blocks) return ENCKE_CORRUPT;
-    const uint8_t* headers = from;
-    from += blocks;
-    [[maybe_unused]] const Dither dither(seed, position);
-    for (int b = 0; b < blocks; ++b, out += kBlock, position += kBlock) {
-        int n = count - b * kBlock < kBlock ? count - b * kBlock : kBlock;
-        size_t bytes = n * sizeof *out;
-        if (headers[b] == kRaw) {
-            if (end - from < static_cast<ptrdiff_t>(bytes)) return ENCKE_CORRUPT;
-            std::memcpy(out, from, bytes);
-            from += bytes;
-            continue;
-        }
-        if (headers[b] == 0) {
-            std::memset(out, 0, bytes);
-            continue;
-        }
-#ifdef __AVX2__
-        if constexpr (FastBlock<T, Kind>::kPossible) {
-            if (n == kBlock) {
-                const uint8_t* next = FastBlock<T, Kind>::decode(
-                    headers[b], from, readable, position, dither, scale, out, streaming);
-                if (next) {
-                    from = next;
-                    continue;
-                }
-            }
-        }
-#else
-        (void)streaming;
-#endif
-        typename T::Value block[kBlock];
+bool decode_any(uint8_t head, const uint8_t*& from, const uint8_t* end, int64_t position,
+                uint64_t seed, const Scale<T>& scale, typename T::Value* out, int n) {
+    const size_t bytes = n * sizeof *out;
+    if (head == kRaw) {
+        if (end - from < static_cast<ptrdiff_t>(bytes)) return false;
+        std::memcpy(out, from, bytes);
+        from += bytes;
+        return true;
+    }
+    if (head == 0) {
+        std::memset(out, 0, bytes);
+        return true;
+    }
+    typename T::Value block[kBlock];
+    if (!decode_block<T, Kind>(head, from, end, position, seed, scale, block)) return false;
+    std::memcpy(out, block, bytes);
+    return true;
+}
+
+// Decodes a chunk's blocks from number b on, whose data start at `from`.
+template <class T, int Kind>
+int decode_blocks(const uint8_t* headers, int b, const uint8_t* from, const uint8_t* end,
+                  int64_t position, uint64_t seed, const Scale<T>& scale,
+                  typename T::Value* out, int count) {
+    for (int first = b * kBlock; first < count; first += kBlock) {
+        const int n = count - first < kBlock ? count - first : kBlock;
+        // A copy, so that the compiler need not keep `from` in memory.
         const uint8_t* next = from;
-        if (!decode_block<T, Kind>(headers[b], next, end, position, seed, scale, block))
+        if (!decode_any<T, Kind>(headers[first / kBlock], next, end, position + first, seed,
+                                 scale, out + first, n))
             return ENCKE_CORRUPT;
         from = next;
-        std::memcpy(out, block, bytes);
     }
     return from == end ? ENCKE_OK : ENCKE_CORRUPT;
+}
+
+#ifdef __AVX2__
+// Decodes a chunk that is planned up to some block, the rest in the general way.
+template <class T, int Kind>
+int decode_planned(const typename ChunkDecoder<T, Kind>::Plan& plan, const uint8_t* end,
+                   int64_t position, uint64_t seed, const Scale<T>& scale,
+                   typename T::Value* out, int count, bool streaming) {
+    const uint8_t* rest = plan.data + plan.at[plan.planned];
+    if (rest > end) return ENCKE_CORRUPT;
+    const Dither dither(seed, position);
+    if (streaming)
+        ChunkDecoder<T, Kind>::template decode<true>(plan, position, dither, scale, out);
+    else
+        ChunkDecoder<T, Kind>::template decode<false>(plan, position, dither, scale, out);
+    for (int i = 0; i < plan.lists.count[kGeneral]; ++i) {
+        const int b = plan.lists.list[kGeneral][i];
+        const uint8_t* from = plan.data + plan.at[b];
+        if (!decode_any<T, Kind>(plan.headers[b], from, end, position + kBlock * b, seed, scale,
+                                 out + kBlock * b, kBlock))
+            return ENCKE_CORRUPT;
+    }
+    return decode_blocks<T, Kind>(plan.headers, plan.planned, rest, end, position, seed, scale,
+                                  out, count);
+}
+#endif
+
+// Decodes a range of chunks; `out` and `count` are those of the whole tensor. Nothing at or
+// behind `readable` is read. `streaming`: write past the caches, where there is a way.
+template <class T, int Kind>
+int decode_range(ChunkTable table, int64_t chunk, int64_t last,
+                 [[maybe_unused]] const uint8_t* readable, uint64_t seed, const Scale<T>& scale,
+                 typename T::Value* out, int64_t count, [[maybe_unused]] bool streaming) {
+    constexpr int kTogether = 4;
+    const uint8_t *begin[kTogether], *end[kTogether];
+    for (int together; chunk < last; chunk += together) {
+        const int64_t left = count - chunk * kChunk;
+        together = last - chunk >= kTogether && left >= kTogether * kChunk ? kTogether : 1;
+        const int each = static_cast<int>(left < kChunk ? left : kChunk);
+        const int headers = (each + kBlock - 1) / kBlock;
+        for (int k = 0; k < together; ++k) {
+            table.locate(chunk + k, begin[k], end[k]);
+            if (end[k] - begin[k] < headers) return ENCKE_CORRUPT;
+        }
+#ifdef __AVX2__
+        if constexpr (kFast<T, Kind>) {
+            using Fast = ChunkDecoder<T, Kind>;
+            typename Fast::Plan plans[kTogether];
+            if (together == kTogether && readable - begin[kTogether - 1] >= Fast::kAmple)
+                Fast::template plan<kTogether>(begin, headers, headers, readable, plans);
+            else
+                for (int k = 0; k < together; ++k)
+                    Fast::template plan<1>(begin + k, headers, each / kBlock, readable,
+                                           plans + k);
+            for (int k = 0; k < together; ++k) {
+                const int64_t first = (chunk + k) * kChunk;
+                int status = decode_planned<T, Kind>(plans[k], end[k], first, seed, scale,
+                                                     out + first, each, streaming);
+                if (status != ENCKE_OK) return status;
+            }
+            continue;
+        }
+#endif
+        for (int k = 0; k < together; ++k) {
+            const int64_t first = (chunk + k) * kChunk;
+            int status = decode_blocks<T, Kind>(begin[k], 0, begin[k] + headers, end[k], first,
+                                                seed, scale, out + first, each);
+            if (status != ENCKE_OK) return status;
+        }
+    }
+    return ENCKE_OK;
 }
 
 template <class T, int Kind>
@@ -282,6 +367,7 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
     uint8_t* lengths = head + kParameters;
     return for_ranges(chunks, threads, [&](int64_t chunk, int64_t last, int thread) {
         Bytes& part = to[thread + 1];
+        Encoder<T, Kind> encoder(q, scale);
         for (; chunk < last; ++chunk) {
             int64_t first = chunk * kChunk, n = count - first < kChunk ? count - first : kChunk;
             // The worst block is verbatim, or pointwise with its base and bitmap; the fast
@@ -289,8 +375,7 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
             size_t worst = (n + kBlock - 1) / kBlock * (1 + kBlock * sizeof(*x) + 32) + 64;
             uint8_t* start = part.reserve(worst);
             if (!start) return static_cast<int>(ENCKE_NO_MEMORY);
-            uint8_t* end =
-                encode_chunk<T, Kind>(x + first, static_cast<int>(n), first, q, scale, start);
+            uint8_t* end = encoder.encode(x + first, static_cast<int>(n), first, start);
             part.advance(end - start);
             write<uint32_t>(lengths + 4 * chunk, static_cast<uint32_t>(end - start));
         }
@@ -309,22 +394,16 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
     // Results larger than the caches go past them: the lines they fill need no reading.
     bool streaming =
         count * sizeof(*out) >= kStreaming && reinterpret_cast<uintptr_t>(out) % 32 == 0;
-    auto decode_range = [&](int64_t chunk, int64_t last, int) {
-        ChunkTable table(lengths, body);
-        for (; chunk < last; ++chunk) {
-            const uint8_t *begin, *end;
-            table.locate(chunk, begin, end);
-            int64_t first = chunk * kChunk, n = count - first < kChunk ? count - first : kChunk;
-            int status = decode_chunk<T, Kind>(begin, end, payload + size, first, q.seed, scale,
-                                               out + first, static_cast<int>(n), streaming);
-            if (status != ENCKE_OK) return status;
-        }
+    auto decode = [&](int64_t chunk, int64_t last, int) {
+        int status =
+            decode_range<T, Kind>(ChunkTable(lengths, body), chunk, last, payload + size,
+                                  q.seed, scale, out, count, streaming);
 #ifdef __AVX2__
         if (streaming) _mm_sfence();
 #endif
-        return static_cast<int>(ENCKE_OK);
+        return status;
     };
-    return for_ranges(chunks, thread_count(chunks, count), decode_range);
+    return for_ranges(chunks, thread_count(chunks, count), decode);
 }
 
 }  // namespace

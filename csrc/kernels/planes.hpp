@@ -19,46 +19,52 @@ inline uint64_t transpose8(uint64_t v) {
 }
 
 #ifdef __AVX2__
-// The same for four words of eight bytes at once.
-inline __m256i transpose8(__m256i v) {
-    const __m256i m1 = _mm256_set1_epi64x(0x00AA00AA00AA00AA);
-    const __m256i m2 = _mm256_set1_epi64x(0x0000CCCC0000CCCC);
-    const __m256i m3 = _mm256_set1_epi64x(0x00000000F0F0F0F0);
-    __m256i t = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi64(v, 7)), m1);
-    v = _mm256_xor_si256(v, _mm256_xor_si256(t, _mm256_slli_epi64(t, 7)));
-    t = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi64(v, 14)), m2);
-    v = _mm256_xor_si256(v, _mm256_xor_si256(t, _mm256_slli_epi64(t, 14)));
-    t = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi64(v, 28)), m3);
-    return _mm256_xor_si256(v, _mm256_xor_si256(t, _mm256_slli_epi64(t, 28)));
+// Packing ints to bytes leaves value 8g + 4h + j in lane h, at byte 4g + j. In this order a
+// transposition needs but one exchange between lanes.
+
+// Of 4x4 bits, in the low and in the high halves of the bytes of each int: bit c of byte r
+// goes to bit r of byte c.
+inline __m256i transpose4(__m256i v) {
+    const __m256i m1 = _mm256_set1_epi32(0x00AA00AA);
+    const __m256i m2 = _mm256_set1_epi32(0x0000CCCC);
+    __m256i t = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi32(v, 7)), m1);
+    v = _mm256_xor_si256(v, _mm256_xor_si256(t, _mm256_slli_epi32(t, 7)));
+    t = _mm256_and_si256(_mm256_xor_si256(v, _mm256_srli_epi32(v, 14)), m2);
+    return _mm256_xor_si256(v, _mm256_xor_si256(t, _mm256_slli_epi32(t, 14)));
 }
 
-// 32 bytes to eight planes of 32 bits: byte k of word g, once transposed, is byte g of
-// plane k.
-inline __m256i bytes_to_planes(__m256i bytes) {
-    const __m256i pairs =
-        _mm256_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15, 0, 8, 1, 9, 2,
-                         10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-    __m256i v = _mm256_shuffle_epi8(transpose8(bytes), pairs);
-    __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
-    return _mm256_set_m128i(_mm_unpackhi_epi16(low, high), _mm_unpacklo_epi16(low, high));
+// The high halves of the low lane's bytes for the low halves of the high lane's.
+inline __m256i exchange_halves(__m256i v) {
+    const __m256i stays = _mm256_setr_epi32(0x0F0F0F0F, 0x0F0F0F0F, 0x0F0F0F0F, 0x0F0F0F0F,
+                                            ~0x0F0F0F0F, ~0x0F0F0F0F, ~0x0F0F0F0F, ~0x0F0F0F0F);
+    __m256i moves = _mm256_permute4x64_epi64(_mm256_andnot_si256(stays, v), 0x4E);
+    moves = _mm256_sllv_epi32(moves, _mm256_setr_epi32(4, 4, 4, 4, 0, 0, 0, 0));
+    moves = _mm256_srlv_epi32(moves, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
+    return _mm256_or_si256(_mm256_and_si256(stays, v), moves);
 }
 
-// The inverse.
-inline __m256i planes_to_bytes(__m256i planes) {
+// Byte 4a + b of each lane to byte 4b + a.
+inline __m256i transpose_bytes(__m256i v) {
     const __m256i fours =
         _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1,
                          5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m256i v = _mm256_shuffle_epi8(planes, fours);
-    __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
-    v = _mm256_set_m128i(_mm_unpackhi_epi32(low, high), _mm_unpacklo_epi32(low, high));
-    return transpose8(v);
+    return _mm256_shuffle_epi8(v, fours);
+}
+
+// 32 bytes in the order of packing to eight planes of 32 bits, and back.
+inline __m256i packed_to_planes(__m256i bytes) {
+    return transpose_bytes(transpose4(exchange_halves(bytes)));
+}
+inline __m256i planes_to_packed(__m256i planes) {
+    return exchange_halves(transpose4(transpose_bytes(planes)));
 }
 
 // The first `count` of eight planes at `from`, the others zero. Reads 32 bytes.
 inline __m256i load_planes(const uint8_t* from, int count) {
-    const __m256i number = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    alignas(32) static constexpr int32_t kThere[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
     __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm256_and_si256(v, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), number));
+    return _mm256_and_si256(
+        v, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kThere + 8 - count)));
 }
 #endif
 
@@ -73,8 +79,7 @@ inline void byte_planes(const int32_t* codes, int shift, uint32_t planes[8]) {
     __m256i d = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(c + 2), by), low);
     __m256i e = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(c + 3), by), low);
     __m256i v = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(d, e));
-    v = _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes), bytes_to_planes(v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes), packed_to_planes(v));
 #else
     for (int p = 0; p < 8; ++p) planes[p] = 0;
     for (int g = 0; g < 4; ++g) {
