@@ -84,7 +84,8 @@ class Probe:
         if parameter is not None:
             leaf = leaves[parameter]
             assert leaf is not None
-            known["parameter"] = self._name_of(leaf)
+            # FSDP computes with weights that are no parameters of the model: named by use.
+            known["parameter"] = self._name_of(leaf) or str(consumer)
             known["parameter_square"] = square(returned[parameter])
         if fan:
             known |= {"products": fan, "gradient_square": square(out)}
@@ -111,7 +112,7 @@ class Noise:
         self._seed = seed
 
     def _add(self, decoded: Tensor) -> Tensor:
-        generator = torch.Generator(device=decoded.device).manual_seed(self._seed)
+        generator = torch.Generator(device=decoded.device).manual_seed(_apart(self._seed))
         error = torch.empty_like(decoded, memory_format=torch.preserve_format)
         error.uniform_(-self._slot.error, self._slot.error, generator=generator)
         if self._slot.exact_zeros:
@@ -141,6 +142,11 @@ class Noise:
                 share = float(plain.count_nonzero()) / count
             return self._slot.error**2 / 3 * share, values
         return square(self.during(source.get) - plain) / count, values
+
+
+def _apart(seed: int) -> int:
+    """A seed far from the small ones that people take for their own random numbers."""
+    return (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & ((1 << 63) - 1)
 
 
 def square(t: Tensor | None) -> float:
