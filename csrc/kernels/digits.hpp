@@ -146,6 +146,53 @@ inline __m256i symbols8(const int32_t* codes, const Plan& plan) {
         return symbol;
     }
 }
+
+// How many raw bits the buckets of eight 8-bit digits have. Zero and escape have none.
+inline __m256i raw_bits8(__m256i symbol) {
+    const __m256i one = _mm256_set1_epi32(1);
+    __m256i octave = _mm256_srli_epi32(_mm256_add_epi32(symbol, one), 4);
+    __m256i bits = _mm256_max_epi32(_mm256_sub_epi32(octave, one), _mm256_setzero_si256());
+    return _mm256_and_si256(bits, _mm256_cmpgt_epi32(_mm256_set1_epi32(254), symbol));
+}
+
+// The inverse of `symbols8`: the codes of a row, less the base, from its symbols, the low bytes
+// of `slots`, and raw bits. Sets all bits of `zeros` where a digit is Z, should that be in use,
+// and returns all bits set in lanes that have an escape.
+template <int D, bool Raw>
+inline __m256i codes8(__m256i slots, __m256i raw, __m256i (&codes)[8 / D],
+                      __m256i (&zeros)[8 / D]) {
+    constexpr int kEscape = (1 << D) - 1;
+    const __m256i escape = _mm256_set1_epi32(kEscape);
+    const __m256i zero_digit = _mm256_set1_epi32(kEscape - 1);
+    if constexpr (D == 8) {
+        const __m256i one = _mm256_set1_epi32(1);
+        __m256i symbol = _mm256_and_si256(slots, escape);
+        __m256i sign = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_and_si256(symbol, one));
+        if constexpr (Raw) {
+            __m256i a = _mm256_srli_epi32(_mm256_add_epi32(symbol, one), 1);
+            __m256i first = _mm256_cvttps_epi32(_mm256_castsi256_ps(
+                _mm256_slli_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(1032)), 20)));
+            a = _mm256_blendv_epi8(a, first, _mm256_cmpgt_epi32(a, _mm256_set1_epi32(15)));
+            a = _mm256_or_si256(a, raw);
+            codes[0] = _mm256_sub_epi32(_mm256_xor_si256(a, sign), sign);
+        } else {
+            codes[0] = _mm256_xor_si256(_mm256_srli_epi32(symbol, 1), sign);
+        }
+        zeros[0] = _mm256_cmpeq_epi32(symbol, zero_digit);
+        return _mm256_cmpeq_epi32(symbol, escape);
+    } else {
+        __m256i most{};
+#pragma GCC unroll 4
+        for (int i = 0; i < 8 / D; ++i) {
+            __m256i digit =
+                _mm256_and_si256(i ? _mm256_srli_epi32(slots, D * i) : slots, escape);
+            most = i ? _mm256_max_epu32(most, digit) : digit;
+            codes[i] = digit;
+            zeros[i] = _mm256_cmpeq_epi32(digit, zero_digit);
+        }
+        return _mm256_cmpeq_epi32(most, escape);
+    }
+}
 #endif
 
 }  // namespace encke::ENCKE_ISA

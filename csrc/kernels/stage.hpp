@@ -8,8 +8,6 @@
 namespace encke::ENCKE_ISA {
 
 constexpr int64_t kStageChunk = 65536;
-constexpr int64_t kSample = int64_t{1} << 18;
-constexpr int kSampleRun = 128;
 
 enum ChunkMode : uint8_t { kTier0 = 0, kTier1 = 1, kVerbatimChunk = 2, kZeroChunk = 3 };
 
@@ -111,11 +109,10 @@ class StageDecoder {
         return true;
     }
 
-    // Decodes a coded chunk (without its mode word) of n codes, handing on stretches of
-    // groups in lane order: sink(first_group, groups, codes). `after` as in RowDecoder.
-    // `rest` is set to what follows the exceptions.
+    // Decodes a coded chunk (without its mode word) of n codes; `sink` and `after` as in
+    // RowDecoder. `rest` is set to what follows the exceptions, before the sink is called.
     template <class Sink>
-    bool decode(const uint8_t* from, const uint8_t* end, int64_t n, uint32_t after, Sink sink,
+    bool decode(const uint8_t* from, const uint8_t* end, int64_t n, uint32_t after, Sink& sink,
                 const uint8_t*& rest) const {
         int states = kLanes * plan_.rows();
         if (end - from < 8 + 4 * states) return false;
@@ -131,17 +128,7 @@ class StageDecoder {
             decoder.states[i] = read<uint32_t>(first_state + 4 * i);
             if (decoder.states[i] < kLowest || decoder.states[i] >> 31) return false;
         }
-        int64_t groups = (n + kLanes - 1) / kLanes;
-        const int k = plan_.per_symbol();
-        const int64_t rows = (groups + k - 1) / k, stretch = 128 / k;
-        alignas(32) int32_t codes[128 * kLanes];
-        for (int64_t t = 0; t < rows; t += stretch) {
-            int64_t last = rows - t < stretch ? rows : t + stretch;
-            if (!decoder.decode(t, last, groups, after, codes)) return false;
-            int64_t have = (last * k < groups ? last * k : groups) - t * k;
-            if (!sink(t * k, have, codes)) return false;
-        }
-        return decoder.finished();
+        return decoder.decode((n + kLanes - 1) / kLanes, after, sink) && decoder.finished();
     }
 
     const Plan& plan() const { return plan_; }
