@@ -116,8 +116,12 @@ int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
             for (int64_t i = first; i < first + n; ++i) any |= codes[i];
             uint8_t* end = start + 4;
             if (any) {
-                lane_order(first, n, scratch->codes);
-                end = encoder.encode(*scratch, (n + 7) / 8, kTier0, start);
+                auto stretch = [&](int64_t group, int64_t groups, int32_t* lanes) {
+                    int64_t left = n - kLanes * group;
+                    lane_order(first + kLanes * group,
+                               left < kLanes * groups ? left : kLanes * groups, lanes);
+                };
+                end = encoder.encode(*scratch, stretch, (n + 7) / 8, kTier0, start);
             } else {
                 write<uint32_t>(start, kZeroChunk);
             }

@@ -50,12 +50,13 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
         int64_t over[2];
         bool all_zero;
         source.survey(x + first, n, over, all_zero);
-        source.fill(x + first, n, first, !kPointwise && over[0] - over[1] > n / 64,
-                    sample + 8 * groups);
+        source.fill(x + first, n, LaneOrder(Kind, q.seed, first),
+                    static_cast<uint32_t>(first) & ((1u << kPageBits) - 1),
+                    !kPointwise && over[0] - over[1] > n / 64, sample + 8 * groups);
         groups += n / 8;
     });
     if (groups == 0) {  // fewer than eight values
-        source.fill(x, count, 0, 0, sample);
+        source.fill(x, count, LaneOrder(Kind, q.seed, 0), 0, 0, sample);
         groups = fill_up(sample);
     }
     const Coding coding = Planner(sample, groups, count, Kind).choose();
@@ -76,6 +77,9 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
         ChunkScratch* scratch = ChunkScratch::get();
         if (!scratch) return static_cast<int>(ENCKE_NO_MEMORY);
         Bytes& part = to[thread + 1];
+        // Most chunks have no value beyond tier 0: they are coded as if that were known, and
+        // looked at beforehand only if the last one was different.
+        bool calm = source.kCalm;
         for (; chunk < last; ++chunk) {
             int64_t first = chunk * kStageChunk;
             int64_t n = count - first < kStageChunk ? count - first : kStageChunk;
@@ -83,32 +87,54 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
             int64_t whole = n * static_cast<int64_t>(sizeof(Value));
             uint8_t* start = part.reserve(StageEncoder::most((n + 7) / 8) + whole);
             if (!start) return static_cast<int>(ENCKE_NO_MEMORY);
-            int64_t over[2] = {0, 0};
-            bool all_zero;
-            source.survey(values, n, over, all_zero);
-            if (kPointwise) over[0] = over[1] = 0;
-            int tier = over[0] - over[1] > n / 64 ? 1 : 0;
+            const LaneOrder order(Kind, q.seed, first);
             uint8_t* end = start + 4;
-            ChunkMode mode = all_zero             ? kZeroChunk
-                             : over[tier] > n / 4 ? kVerbatimChunk
-                                                  : static_cast<ChunkMode>(tier);
-            if (mode == kTier0 || mode == kTier1) {
-                source.fill(values, n, first, tier, scratch->codes);
-                end = encoder.encode(*scratch, (n + 7) / 8, mode, start);
-                if (kPointwise || over[tier]) {
+            ChunkMode mode = kTier0;
+            auto encode = [&](auto fill) {
+                auto stretch = [&](int64_t group, int64_t groups, int32_t* codes) {
+                    int64_t left = n - kLanes * group;
+                    fill(values + kLanes * group,
+                         left < kLanes * groups ? left : kLanes * groups,
+                         static_cast<uint32_t>(kLanes * group), codes);
+                };
+                end = encoder.encode(*scratch, stretch, (n + 7) / 8, mode, start);
+            };
+            // A chunk that starts with zeros may have nothing else.
+            bool some = false;
+            for (int64_t i = 0; calm && i < n && i < 64; ++i) some |= values[i] != Value{};
+            if (calm && some) {
+                typename ValueCodes<T, Kind>::Most most;
+                encode([&](const Value* from, int64_t here, uint32_t j, int32_t* codes) {
+                    source.fill_calm(from, here, order, j, codes, most);
+                });
+                calm = source.within(most);
+            } else {
+                calm = false;
+            }
+            if (!calm) {
+                int64_t over[2] = {0, 0};
+                bool all_zero;
+                source.survey(values, n, over, all_zero);
+                calm = source.kCalm && over[0] == 0;
+                if (kPointwise) over[0] = over[1] = 0;
+                int tier = over[0] - over[1] > n / 64 ? 1 : 0;
+                mode = all_zero             ? kZeroChunk
+                       : over[tier] > n / 4 ? kVerbatimChunk
+                                            : static_cast<ChunkMode>(tier);
+                end = start + 4;
+                if (mode == kTier0 || mode == kTier1) {
+                    encode([&](const Value* from, int64_t here, uint32_t j, int32_t* codes) {
+                        source.fill(from, here, order, j, tier, codes);
+                    });
                     // Verbatim values follow in the order of memory.
-                    LaneOrder order(Kind, q.seed, first);
-                    for (int64_t i = 0; i < n; i += 8) {
-                        uint32_t r = order.rotation(static_cast<uint32_t>(i));
-                        for (int p = 0; p < 8 && i + p < n; ++p) {
-                            if (scratch->codes[i + ((p + r) & 7)] != kVerbatim) continue;
-                            write<Value>(end, values[i + p]);
-                            end += sizeof(Value);
-                        }
+                    for (int64_t i = 0; (kPointwise || over[tier]) && i < n; ++i) {
+                        if (!source.verbatim(values[i], tier)) continue;
+                        write<Value>(end, values[i]);
+                        end += sizeof(Value);
                     }
                 }
-                if (end - start > whole + 4) mode = kVerbatimChunk;
             }
+            if (end - start > whole + 4) mode = kVerbatimChunk;
             if (mode == kVerbatimChunk) {
                 std::memcpy(start + 4, values, static_cast<size_t>(whole));
                 end = start + 4 + whole;

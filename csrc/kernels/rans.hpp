@@ -28,6 +28,8 @@ class RowEncoder {
         for (uint32_t& x : states) x = kLowest;
     }
 
+    // Rows before those of the last call. All but the first call take kStretch rows.
+    static constexpr int64_t kStretch = 64;
     void encode(const int32_t* codes, int64_t rows) {
         switch (plan_.digit_bits) {
             case 8:
@@ -64,6 +66,16 @@ class RowEncoder {
         }
         return symbol;
     }
+
+#ifdef __AVX2__
+    // The symbols of a row in which something has to be escaped.
+    template <int D>
+    [[gnu::noinline]] __m256i escaped_row(const int32_t* codes) {
+        alignas(32) uint32_t symbols[kLanes];
+        for (int l = kLanes - 1; l >= 0; --l) symbols[l] = escaped_symbol(codes + l, l);
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(symbols));
+    }
+#endif
 
     template <int D>
     void encode_rows(const int32_t* codes, int64_t rows) {

@@ -40,17 +40,13 @@ struct RowsAvx2 {
     static constexpr int kStride = kLanes * (8 / D);
 
     static void encode(RowEncoder& e, const int32_t* codes, int64_t rows) {
-        const bool raw = D == 8 && e.raw_;
         switch (e.plan_.rows_log) {
             case 0:
-                return raw ? encode_rows<0, true>(e, codes, rows)
-                           : encode_rows<0, false>(e, codes, rows);
+                return encode<0>(e, codes, rows);
             case 1:
-                return raw ? encode_rows<1, true>(e, codes, rows)
-                           : encode_rows<1, false>(e, codes, rows);
+                return encode<1>(e, codes, rows);
             default:
-                return raw ? encode_rows<2, true>(e, codes, rows)
-                           : encode_rows<2, false>(e, codes, rows);
+                return encode<2>(e, codes, rows);
         }
     }
 
@@ -73,29 +69,37 @@ struct RowsAvx2 {
     }
 
   private:
-    template <int RowsLog, bool Raw>
+    template <int RowsLog>
+    static void encode(RowEncoder& e, const int32_t* codes, int64_t rows) {
+        const bool raw = D == 8 && e.raw_;
+        if (e.plan_.zero)
+            return raw ? encode_rows<RowsLog, D == 8, true>(e, codes, rows)
+                       : encode_rows<RowsLog, false, true>(e, codes, rows);
+        return raw ? encode_rows<RowsLog, D == 8, false>(e, codes, rows)
+                   : encode_rows<RowsLog, false, false>(e, codes, rows);
+    }
+
+    template <int RowsLog, bool Raw, bool Zero>
     static void encode_rows(RowEncoder& e, const int32_t* codes, int64_t rows) {
         constexpr int R = 1 << RowsLog;
-        const EncoderTable::Entry* entries = e.tables_[0].entry;
+        const EncoderTable::Entry* const entries = e.tables_[0].entry;
         const __m256i offsets =
             e.plan_.tables == 8 ? _mm256_setr_epi32(0, 256, 512, 768, 1024, 1280, 1536, 1792)
                                 : _mm256_setzero_si256();
         const __m128i shift_top = _mm_cvtsi32_si128(31 - e.plan_.precision);
         const __m256i whole = _mm256_set1_epi32(1 << e.plan_.precision);
         const __m256i low13 = _mm256_set1_epi32(0x1FFF), low4 = _mm256_set1_epi32(15);
-        const Plan plan = e.plan_;
+        const __m256i base = _mm256_set1_epi32(e.plan_.base);
         uint16_t* words = e.words;
-        auto encode_row = [&](__m256i x, const int32_t* row) {
-            __m256i symbol = symbols8<D>(row, plan);
+        auto encode_row = [&](__m256i x, const int32_t* row) __attribute__((always_inline)) {
+            __m256i symbol = symbols8<D, Raw, Zero>(row, base);
             __m256i reciprocal, packed;
             look_up(entries, _mm256_add_epi32(symbol, offsets), reciprocal, packed);
             if (__builtin_expect(_mm256_movemask_ps(_mm256_castsi256_ps(packed)), 0)) {
-                alignas(32) uint32_t fixed[kLanes];
-                for (int l = kLanes - 1; l >= 0; --l) fixed[l] = e.escaped_symbol(row + l, l);
-                symbol = _mm256_load_si256(reinterpret_cast<const __m256i*>(fixed));
+                symbol = e.template escaped_row<D>(row);
                 look_up(entries, _mm256_add_epi32(symbol, offsets), reciprocal, packed);
             }
-            if constexpr (Raw) x = push_raw(x, row, symbol, plan.base, words);
+            if constexpr (Raw) x = push_raw(x, row, symbol, base, words);
             __m256i complement = _mm256_and_si256(packed, low13);
             __m256i f = _mm256_sub_epi32(whole, complement);
             x = emit(x, _mm256_cmpgt_epi32(f, _mm256_srl_epi32(x, shift_top)), words);
@@ -113,21 +117,26 @@ struct RowsAvx2 {
                                encode_row(_mm256_load_si256(state), codes + (t - 1) * kStride));
         }
         __m256i x[R];
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) x[r] = _mm256_load_si256(states + r);
-        for (; t > 0; t -= R)
+        for (; t > 0; t -= R) {
+#pragma GCC unroll 4
             for (int r = R - 1; r >= 0; --r)
                 x[r] = encode_row(x[r], codes + (t - R + r) * kStride);
+        }
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) _mm256_store_si256(states + r, x[r]);
         e.words = words;
     }
 
     // Eight entries of two words each, loaded both at once and merged by hand: less work than
     // two gather instructions, which are microcoded on many processors.
-    static void look_up(const EncoderTable::Entry* entries, __m256i at, __m256i& reciprocal,
-                        __m256i& packed) {
+    [[gnu::always_inline]] static void look_up(const EncoderTable::Entry* entries, __m256i at,
+                                               __m256i& reciprocal, __m256i& packed) {
         alignas(32) uint32_t index[kLanes];
         _mm256_store_si256(reinterpret_cast<__m256i*>(index), at);
-        auto two = [&](int a, int b) {
+        asm("" : "+m"(index));  // loads are cheaper here than taking the vector apart
+        auto two = [&](int a, int b) __attribute__((always_inline)) {
             __m128d low = _mm_load_sd(reinterpret_cast<const double*>(entries + index[a]));
             return _mm_loadh_pd(low, reinterpret_cast<const double*>(entries + index[b]));
         };
@@ -154,7 +163,7 @@ struct RowsAvx2 {
     }
 
     // Every lane whose bits in `stay` are 0 puts its low word out, in order of lanes.
-    static __m256i emit(__m256i x, __m256i stay, uint16_t*& words) {
+    [[gnu::always_inline]] static __m256i emit(__m256i x, __m256i stay, uint16_t*& words) {
         unsigned out =
             ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(stay))) & 255;
         __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(0xFFFF));
@@ -167,13 +176,14 @@ struct RowsAvx2 {
     }
 
     // The raw bits of a row of buckets.
-    static __m256i push_raw(__m256i x, const int32_t* row, __m256i symbol, int base,
-                            uint16_t*& words) {
+    [[gnu::always_inline]] static __m256i push_raw(__m256i x, const int32_t* row,
+                                                   __m256i symbol, __m256i base,
+                                                   uint16_t*& words) {
         // Zero and escape have none, nor has what is after the end.
         __m256i bits = raw_bits8(symbol);
         if (_mm256_testz_si256(bits, bits)) return x;
         __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
-        __m256i a = _mm256_abs_epi32(_mm256_sub_epi32(c, _mm256_set1_epi32(base)));
+        __m256i a = _mm256_abs_epi32(_mm256_sub_epi32(c, base));
         __m256i high = _mm256_srlv_epi32(x, _mm256_sub_epi32(_mm256_set1_epi32(31), bits));
         x = emit(x, _mm256_cmpeq_epi32(high, _mm256_setzero_si256()), words);
         __m256i raw = _mm256_andnot_si256(_mm256_sllv_epi32(_mm256_set1_epi32(-1), bits), a);

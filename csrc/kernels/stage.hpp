@@ -11,11 +11,10 @@ constexpr int64_t kStageChunk = 65536;
 
 enum ChunkMode : uint8_t { kTier0 = 0, kTier1 = 1, kVerbatimChunk = 2, kZeroChunk = 3 };
 
-// Room for one chunk's codes in lane order, words and exceptions; one for each thread,
-// kept between calls.
+// Room for one chunk's words and exceptions; one for each thread, kept between calls.
 class ChunkScratch {
   public:
-    static constexpr size_t kCodes = kStageChunk + 64;
+    static constexpr size_t kExceptions = kStageChunk + 64;
     static constexpr size_t kWords = 2 * kStageChunk + 64;
 
     // Null if there is no memory.
@@ -28,9 +27,8 @@ class ChunkScratch {
         return reinterpret_cast<ChunkScratch*>(at);
     }
 
-    alignas(64) int32_t codes[kCodes];
-    uint16_t words[kWords];
-    uint32_t exceptions[kCodes];
+    alignas(64) uint16_t words[kWords];
+    uint32_t exceptions[kExceptions];
 };
 
 // Everything the encoder of one tensor shares among its chunks.
@@ -51,20 +49,30 @@ class StageEncoder {
         return to;
     }
 
-    // Writes the chunk whose `groups` groups of codes are in the scratch (its last group
-    // filled up with kAfter); verbatim values are left to the caller. The length is known
+    // Writes a chunk of `groups` groups of codes; verbatim values are left to the caller.
+    // source(group, groups, codes) gives a stretch of them in lane order, what is after the
+    // end as kAfter; it is called from the last stretch to the first. The length is known
     // beforehand only as a bound: most(groups).
     static size_t most(int64_t groups) { return 12 + 4 * kMostStates + groups * 8 * (4 + 4); }
 
-    uint8_t* encode(ChunkScratch& scratch, int64_t groups, ChunkMode mode, uint8_t* to) const {
+    template <class Source>
+    uint8_t* encode(ChunkScratch& scratch, const Source& source, int64_t groups, ChunkMode mode,
+                    uint8_t* to) const {
         const Plan& plan = coding_.plan;
-        int64_t rows = (groups + plan.per_symbol() - 1) / plan.per_symbol();
-        for (int64_t i = groups * kLanes; i < rows * kLanes * plan.per_symbol(); ++i)
-            scratch.codes[i] = kAfter;
+        const int64_t k = plan.per_symbol(), stretch = RowEncoder::kStretch;
         uint16_t* words_end = scratch.words + ChunkScratch::kWords;
-        uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kCodes;
+        uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kExceptions;
         RowEncoder rows_encoder(plan, tables_, raw_, words_end, exceptions_end);
-        rows_encoder.encode(scratch.codes, rows);
+        alignas(32) int32_t codes[4 * RowEncoder::kStretch * kLanes];
+        for (int64_t last = (groups + k - 1) / k; last > 0;) {
+            const int64_t first = (last - 1) / stretch * stretch;
+            const int64_t have = groups < last * k ? groups - first * k : (last - first) * k;
+            source(first * k, have, codes);
+            for (int64_t i = have * kLanes; i < (last - first) * k * kLanes; ++i)
+                codes[i] = kAfter;
+            rows_encoder.encode(codes, last - first);
+            last = first;
+        }
         size_t words = static_cast<size_t>(words_end - rows_encoder.words);
         size_t exceptions = static_cast<size_t>(exceptions_end - rows_encoder.exceptions);
         write<uint32_t>(to, mode);

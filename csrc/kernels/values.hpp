@@ -51,10 +51,19 @@ class ValueCodes {
         all_zero = any == 0;
     }
 
-    // Codes of n <= 65,536 values of one page; the last group is filled up with kAfter.
-    void fill(const Value* x, int64_t n, int64_t position, int tier, int32_t* codes) const {
-        LaneOrder order(Kind, seed_, position);
-        const uint32_t start = static_cast<uint32_t>(position) & ((1u << kPageBits) - 1);
+    // Whether a value has no code in this tier.
+    bool verbatim(Value v, int tier) const {
+        if constexpr (Kind == ENCKE_POINTWISE)
+            return code(v, Dither(0, 0), 0, tier) == kVerbatim;
+        else
+            return (bit_cast<Bits>(T::load(v)) & (~Bits{0} >> 1)) >
+                   bit_cast<Bits>(scale_.limit[tier]);
+    }
+
+    // Codes of n values from `start` in a page on, a multiple of 16; the last group is filled
+    // up with kAfter.
+    void fill(const Value* x, int64_t n, const LaneOrder& order, uint32_t start, int tier,
+              int32_t* codes) const {
         int64_t i = 0;
 #ifdef __AVX2__
         if constexpr (sizeof(Real) == 4 && Kind != ENCKE_POINTWISE) {
@@ -99,6 +108,22 @@ class ValueCodes {
             order.to_lanes(j, group, codes);
         }
     }
+
+    // Whether there is a faster way for values all within tier 0: `fill_calm`, which collects
+    // the largest magnitude, and tells afterwards.
+#ifdef __AVX2__
+    static constexpr bool kCalm = sizeof(Real) == 4 && Kind != ENCKE_POINTWISE;
+    struct Most {
+        __m256i bits = _mm256_setzero_si256();
+    };
+#else
+    static constexpr bool kCalm = false;
+    struct Most {};
+#endif
+    void fill_calm(const Value* x, int64_t n, const LaneOrder& order, uint32_t start,
+                   int32_t* codes, Most& most) const;
+    // False also if all of them were zero.
+    bool within(const Most& most) const;
 
     // The inverse, for n values from `start` in a page on; verbatim ones come from `raw`.
     // False if there are too few.
@@ -213,6 +238,19 @@ class ValueCodes {
         }
     }
 };
+#ifndef __AVX2__
+template <class T, int Kind>
+void ValueCodes<T, Kind>::fill_calm(const Value* x, int64_t n, const LaneOrder& order,
+                                    uint32_t start, int32_t* codes, Most&) const {
+    fill(x, n, order, start, 0, codes);
+}
+
+template <class T, int Kind>
+bool ValueCodes<T, Kind>::within(const Most&) const {
+    return false;
+}
+#endif
+
 }  // namespace encke::ENCKE_ISA
 
 #ifdef __AVX2__

@@ -1,10 +1,78 @@
-// Rows of decoded symbols straight to values, without codes in between. Included at the end of
-// values.hpp.
+// Values to codes where all are small, and rows of decoded symbols straight to values, without
+// codes in between. Included at the end of values.hpp.
 #pragma once
 
 #include "kernels/values.hpp"
 
 namespace encke::ENCKE_ISA {
+
+template <class T, int Kind>
+void ValueCodes<T, Kind>::fill_calm(const Value* x, int64_t n, const LaneOrder& order,
+                                    uint32_t start, int32_t* codes, Most& most) const {
+    int64_t i = 0;
+    if constexpr (kCalm) {
+        const __m256 inverse = hoisted(_mm256_set1_ps(scale_.inverse[0]));
+        const __m256i unsign = hoisted(_mm256_set1_epi32(0x7FFFFFFF));
+        const __m256i zero_code = hoisted(_mm256_set1_epi32(kZero));
+        const __m256i lanes = hoisted(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        const __m256i eight = hoisted(_mm256_set1_epi32(8));
+        const __m256i k0 = _mm256_set1_epi32(static_cast<int>(order.dither().k0));
+        const __m256i k1 = _mm256_set1_epi32(static_cast<int>(order.dither().k1));
+        const __m256 of_class = hoisted(Dither::class_part());
+        __m256i counters = Dither::counters(start), hashes{}, top = most.bits;
+        auto code8 = [&]<int Half>(const Value* from,
+                                   int32_t* to) __attribute__((always_inline)) {
+            __m256 v = load8<T>(from);
+            top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v), unsign));
+            __m256 u = _mm256_set1_ps(0.5f);
+            if constexpr (Kind == ENCKE_DITHER) {
+                // Values and fractions go to their lanes, where the classes are already.
+                __m256i at = _mm256_sub_epi32(lanes, Dither::rotation8<Half>(hashes));
+                v = _mm256_permutevar8x32_ps(v, at);
+                u = _mm256_permutevar8x32_ps(Dither::fraction_part<Half>(hashes), at);
+                u = _mm256_add_ps(u, of_class);
+            }
+            __m256 t = _mm256_mul_ps(v, inverse);
+            if constexpr (Kind != ENCKE_PLAIN) t = _mm256_add_ps(t, u);
+            __m256i c = _mm256_cvtps_epi32(t);
+            if constexpr (Kind != ENCKE_PLAIN) {
+                __m256 zero = _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_EQ_OQ);
+                c = _mm256_blendv_epi8(c, zero_code, _mm256_castps_si256(zero));
+            }
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), c);
+        };
+        // Stretches are coded from the last to the first: what the processor does not expect.
+        const uintptr_t next =
+            reinterpret_cast<uintptr_t>(x) - static_cast<uintptr_t>(n) * sizeof(Value);
+        for (; i + 16 <= n; i += 16) {
+            _mm_prefetch(
+                reinterpret_cast<const char*>(next + static_cast<uintptr_t>(i) * sizeof(Value)),
+                _MM_HINT_T0);
+            if constexpr (Kind == ENCKE_DITHER) {
+                hashes = Dither::hash8(counters, k0, k1);
+                counters = _mm256_add_epi32(counters, eight);
+            }
+            code8.template operator()<0>(x + i, codes + i);
+            code8.template operator()<1>(x + i + kLanes, codes + i + kLanes);
+        }
+        for (int64_t rest = i; rest < n; ++rest)
+            top = _mm256_max_epi32(
+                top, _mm256_set1_epi32(bit_cast<int32_t>(T::load(x[rest])) & 0x7FFFFFFF));
+        most.bits = top;
+    }
+    fill(x + i, n - i, order, start + static_cast<uint32_t>(i), 0, codes + i);
+}
+
+template <class T, int Kind>
+bool ValueCodes<T, Kind>::within(const Most& most) const {
+    if constexpr (!kCalm) {
+        return false;
+    } else {
+        __m256i limit = _mm256_set1_epi32(bit_cast<int32_t>(scale_.limit[0]));
+        __m256i over = _mm256_cmpgt_epi32(most.bits, limit);
+        return _mm256_testz_si256(over, over) && !_mm256_testz_si256(most.bits, most.bits);
+    }
+}
 
 // Where the values of a chunk's whole rows go.
 template <class T, int Kind>
