@@ -84,7 +84,7 @@ int codes_encode(const int32_t* codes, int64_t count, int kind, uint64_t seed,
     if (!room) return ENCKE_NO_MEMORY;
     int32_t* sample = reinterpret_cast<int32_t*>(room);
     int64_t groups = 0;
-    for_sample(count, [&](int64_t first, int64_t n) {
+    for_sample(codes, sizeof *codes, count, [&](int64_t first, int64_t n) {
         lane_order(first, n, sample + 8 * groups);
         groups += n / 8;
     });

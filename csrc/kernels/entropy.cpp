@@ -13,7 +13,7 @@ uint64_t pointwise_center(const typename T::Value* x, int64_t count, uint64_t di
     using Pattern = typename T::Pattern;
     unsigned __int128 sum = 0;
     uint64_t seen = 0;
-    for_sample(count, [&](int64_t first, int64_t n) {
+    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
         for (int64_t i = first; i < first + n; ++i) {
             uint64_t b = bit_cast<Pattern>(x[i]) & static_cast<Pattern>(~T::kSign);
             if (b < uint64_t{1} << T::kMantissa || b >= T::kInfinity) continue;
@@ -46,7 +46,7 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
     if (!room) return ENCKE_NO_MEMORY;
     int32_t* sample = reinterpret_cast<int32_t*>(room);
     int64_t groups = 0;
-    for_sample(count, [&](int64_t first, int64_t n) {
+    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
         int64_t over[2];
         bool all_zero;
         source.survey(x + first, n, over, all_zero);

@@ -120,6 +120,7 @@ class ValueRows {
     [[gnu::noinline]] int64_t restore(int64_t row, int64_t rows, const uint32_t* slots,
                                       const uint32_t* raws) const {
         constexpr int kCount = 8 / D, kStride = kLanes * kCount;
+        constexpr int64_t kAhead = 4096;
         // Half-width types tell zeros apart even where none is marked.
         constexpr int kStore = T::kDtype == ENCKE_F32 && !Zero ? int{ENCKE_PLAIN} : Kind;
         const __m256i k0 = _mm256_set1_epi32(static_cast<int>(dither_.k0));
@@ -175,6 +176,11 @@ class ValueRows {
                 _mm256_load_si256(reinterpret_cast<const __m256i*>(slots + kLanes * t));
             __m256i escapes = codes8<D, Raw>(slot, raw, codes, zeros);
             if (__builtin_expect(!_mm256_testz_si256(escapes, escapes), 0)) return t;
+            // The coder will not write anything for a while: time to fetch what comes then.
+            if (!streaming) {
+                for (size_t i = 0; i < kStride * sizeof(Value); i += 64)
+                    __builtin_prefetch(reinterpret_cast<const char*>(to) + kAhead + i, 1);
+            }
 #pragma GCC unroll 4
             for (int i = 0; i < kCount; ++i, to += kLanes) {
                 if ((kCount > 1 ? i : row + t) & 1) {
