@@ -108,42 +108,101 @@ inline uint32_t symbol_of(const int32_t* codes, const Plan& plan) {
 
 #ifdef __AVX2__
 // The symbols of a row's eight lanes. What has no digit shows as an escape, whose
-// symbols the caller looks at one by one.
-template <int D>
-inline __m256i symbols8(const int32_t* codes, const Plan& plan) {
+// symbols the caller looks at one by one. Raw: some bucket with raw bits is in use; otherwise
+// the first of those stands for all of them.
+template <int D, bool Raw, bool Zero>
+inline __m256i symbols8(const int32_t* codes, __m256i base) {
+    constexpr int kEscape = (1 << D) - 1;
     const __m256i zero_code = _mm256_set1_epi32(kZero);
-    const __m256i zero_digit = _mm256_set1_epi32(static_cast<int>(plan.zero_digit()));
+    const __m256i zero_digit = _mm256_set1_epi32(kEscape - 1);
+    const __m256i escape = _mm256_set1_epi32(kEscape);
     if constexpr (D == 8) {
         __m256i c = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-        __m256i r = _mm256_sub_epi32(c, _mm256_set1_epi32(plan.base));
-        __m256i a = _mm256_abs_epi32(r);
-        // The exponent and the top three bits of the mantissa number the buckets.
-        __m256i high = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(a)), 20);
-        __m256i index = _mm256_max_epi32(_mm256_sub_epi32(high, _mm256_set1_epi32(1032)),
-                                         _mm256_min_epi32(a, _mm256_set1_epi32(15)));
-        __m256i symbol =
-            _mm256_add_epi32(_mm256_add_epi32(index, index), _mm256_srai_epi32(r, 31));
-        __m256i fits = _mm256_cmpeq_epi32(_mm256_srli_epi32(a, 17), _mm256_setzero_si256());
-        symbol = _mm256_blendv_epi8(_mm256_set1_epi32(255), symbol, fits);
-        if (plan.zero)
+        __m256i r = _mm256_sub_epi32(c, base), symbol;
+        if constexpr (Raw) {
+            __m256i a = _mm256_abs_epi32(r);
+            // The exponent and the top three bits of the mantissa number the buckets.
+            __m256i high = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(a)), 20);
+            __m256i index = _mm256_max_epi32(_mm256_sub_epi32(high, _mm256_set1_epi32(1032)),
+                                             _mm256_min_epi32(a, _mm256_set1_epi32(15)));
+            symbol = _mm256_add_epi32(_mm256_add_epi32(index, index), _mm256_srai_epi32(r, 31));
+            __m256i fits = _mm256_cmpeq_epi32(_mm256_srli_epi32(a, 17), _mm256_setzero_si256());
+            symbol = _mm256_blendv_epi8(escape, symbol, fits);
+        } else {
+            symbol = _mm256_xor_si256(_mm256_add_epi32(r, r), _mm256_srai_epi32(r, 31));
+            symbol = _mm256_min_epu32(symbol, _mm256_set1_epi32(31));
+        }
+        if constexpr (Zero)
             symbol = _mm256_blendv_epi8(symbol, zero_digit, _mm256_cmpeq_epi32(c, zero_code));
         return symbol;
     } else {
-        const __m256i base = _mm256_set1_epi32(plan.base);
-        const __m256i most = _mm256_set1_epi32(static_cast<int>(plan.largest()));
-        const __m256i escape = _mm256_set1_epi32(static_cast<int>(plan.escape()));
         __m256i symbol = _mm256_setzero_si256();
+#pragma GCC unroll 4
         for (int i = 8 / D - 1; i >= 0; --i) {
             __m256i c =
                 _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + kLanes * i));
-            __m256i digit = _mm256_sub_epi32(c, base);
-            __m256i fits = _mm256_cmpeq_epi32(_mm256_min_epu32(digit, most), digit);
-            digit = _mm256_blendv_epi8(escape, digit, fits);
-            if (plan.zero)
+            __m256i digit = _mm256_min_epu32(_mm256_sub_epi32(c, base), escape);
+            if constexpr (Zero) {
+                // The digit before the escape is Z's alone.
+                digit = _mm256_sub_epi32(digit, _mm256_cmpeq_epi32(digit, zero_digit));
                 digit = _mm256_blendv_epi8(digit, zero_digit, _mm256_cmpeq_epi32(c, zero_code));
+            }
             symbol = _mm256_or_si256(_mm256_slli_epi32(symbol, D), digit);
         }
         return symbol;
+    }
+}
+template <int D>
+inline __m256i symbols8(const int32_t* codes, const Plan& plan) {
+    const __m256i base = _mm256_set1_epi32(plan.base);
+    return plan.zero ? symbols8<D, true, true>(codes, base)
+                     : symbols8<D, true, false>(codes, base);
+}
+
+// How many raw bits the buckets of eight 8-bit digits have. Zero and escape have none.
+inline __m256i raw_bits8(__m256i symbol) {
+    const __m256i one = _mm256_set1_epi32(1);
+    __m256i octave = _mm256_srli_epi32(_mm256_add_epi32(symbol, one), 4);
+    __m256i bits = _mm256_max_epi32(_mm256_sub_epi32(octave, one), _mm256_setzero_si256());
+    return _mm256_and_si256(bits, _mm256_cmpgt_epi32(_mm256_set1_epi32(254), symbol));
+}
+
+// The inverse of `symbols8`: the codes of a row, less the base, from its symbols, the low bytes
+// of `slots`, and raw bits. Sets all bits of `zeros` where a digit is Z, should that be in use,
+// and returns all bits set in lanes that have an escape.
+template <int D, bool Raw>
+inline __m256i codes8(__m256i slots, __m256i raw, __m256i (&codes)[8 / D],
+                      __m256i (&zeros)[8 / D]) {
+    constexpr int kEscape = (1 << D) - 1;
+    const __m256i escape = _mm256_set1_epi32(kEscape);
+    const __m256i zero_digit = _mm256_set1_epi32(kEscape - 1);
+    if constexpr (D == 8) {
+        const __m256i one = _mm256_set1_epi32(1);
+        __m256i symbol = _mm256_and_si256(slots, escape);
+        __m256i sign = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_and_si256(symbol, one));
+        if constexpr (Raw) {
+            __m256i a = _mm256_srli_epi32(_mm256_add_epi32(symbol, one), 1);
+            __m256i first = _mm256_cvttps_epi32(_mm256_castsi256_ps(
+                _mm256_slli_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(1032)), 20)));
+            a = _mm256_blendv_epi8(a, first, _mm256_cmpgt_epi32(a, _mm256_set1_epi32(15)));
+            a = _mm256_or_si256(a, raw);
+            codes[0] = _mm256_sub_epi32(_mm256_xor_si256(a, sign), sign);
+        } else {
+            codes[0] = _mm256_xor_si256(_mm256_srli_epi32(symbol, 1), sign);
+        }
+        zeros[0] = _mm256_cmpeq_epi32(symbol, zero_digit);
+        return _mm256_cmpeq_epi32(symbol, escape);
+    } else {
+        __m256i most{};
+#pragma GCC unroll 4
+        for (int i = 0; i < 8 / D; ++i) {
+            __m256i digit =
+                _mm256_and_si256(i ? _mm256_srli_epi32(slots, D * i) : slots, escape);
+            most = i ? _mm256_max_epu32(most, digit) : digit;
+            codes[i] = digit;
+            zeros[i] = _mm256_cmpeq_epi32(digit, zero_digit);
+        }
+        return _mm256_cmpeq_epi32(most, escape);
     }
 }
 #endif

@@ -45,17 +45,46 @@ struct Dither {
     }
 
 #ifdef __AVX2__
-    // The hashes of the sixteen positions from j on (a multiple of 16).
-    __m256i hash16(uint32_t j) const {
-        const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        __m256i h = _mm256_or_si256(_mm256_set1_epi32(static_cast<int>(j >> 1)), lanes);
-        h = _mm256_xor_si256(h, _mm256_set1_epi32(static_cast<int>(k0)));
+    // The counters of the sixteen positions from j on (a multiple of 16).
+    static __m256i counters(uint32_t j) {
+        return _mm256_or_si256(_mm256_set1_epi32(static_cast<int>(j >> 1)),
+                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    }
+
+    // Their hashes.
+    static __m256i hash8(__m256i h, __m256i k0, __m256i k1) {
+        h = _mm256_xor_si256(h, k0);
         h = _mm256_mullo_epi32(_mm256_xor_si256(h, _mm256_srli_epi32(h, 16)),
                                _mm256_set1_epi32(static_cast<int>(0x85EBCA6Bu)));
-        h = _mm256_xor_si256(h, _mm256_set1_epi32(static_cast<int>(k1)));
+        h = _mm256_xor_si256(h, k1);
         h = _mm256_mullo_epi32(_mm256_xor_si256(h, _mm256_srli_epi32(h, 13)),
                                _mm256_set1_epi32(static_cast<int>(0xC2B2AE35u)));
         return _mm256_xor_si256(h, _mm256_srli_epi32(h, 16));
+    }
+    __m256i hash16(uint32_t j) const {
+        return hash8(counters(j), _mm256_set1_epi32(static_cast<int>(k0)),
+                     _mm256_set1_epi32(static_cast<int>(k1)));
+    }
+
+    // u in two parts, each of which is exact: what a class gives, and what the fraction does.
+    static __m256 class_part() {
+        constexpr float zero = 0x1p-17f - 0.625f;
+        return _mm256_setr_ps(zero, zero + 0.125f, zero + 0.25f, zero + 0.375f, zero + 0.5f,
+                              zero + 0.625f, zero + 0.75f, zero + 0.875f);
+    }
+    template <int Half>
+    static __m256 fraction_part(__m256i h) {
+        // The fraction becomes the top of the mantissa of a number from 1/8 to 1/4.
+        __m256i top = Half ? _mm256_srli_epi32(h, 3) : _mm256_slli_epi32(h, 10);
+        return _mm256_castsi256_ps(
+            _mm256_or_si256(_mm256_and_si256(top, _mm256_set1_epi32(0x007FFC00)),
+                            _mm256_set1_epi32(0x3E000000)));
+    }
+    // The rotation of a group in the three low bits of every lane.
+    template <int Half>
+    static __m256i rotation8(__m256i h) {
+        return _mm256_srli_epi32(_mm256_broadcastd_epi32(_mm256_castsi256_si128(h)),
+                                 Half ? 26 : 29);
     }
 
     // u of the group at j (a multiple of 8) from the hashes of its sixteen positions, and
@@ -63,17 +92,9 @@ struct Dither {
     template <int Half>
     static __m256 offsets8(__m256i h, __m256i& rotation) {
         const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        // What a class adds to u, and the half unit that keeps u from zero.
-        const __m256 of_class = _mm256_setr_ps(
-            0x1p-17f - 0.5f, 0x1p-17f - 0.375f, 0x1p-17f - 0.25f, 0x1p-17f - 0.125f, 0x1p-17f,
-            0x1p-17f + 0.125f, 0x1p-17f + 0.25f, 0x1p-17f + 0.375f);
-        rotation = _mm256_srli_epi32(_mm256_broadcastd_epi32(_mm256_castsi256_si128(h)),
-                                     Half ? 26 : 29);
-        __m256 base = _mm256_permutevar8x32_ps(of_class, _mm256_add_epi32(lanes, rotation));
-        __m256i fraction =
-            _mm256_and_si256(Half ? _mm256_srli_epi32(h, 13) : h, _mm256_set1_epi32(8191));
-        return _mm256_add_ps(
-            _mm256_mul_ps(_mm256_cvtepi32_ps(fraction), _mm256_set1_ps(0x1p-16f)), base);
+        rotation = rotation8<Half>(h);
+        __m256 base = _mm256_permutevar8x32_ps(class_part(), _mm256_add_epi32(lanes, rotation));
+        return _mm256_add_ps(fraction_part<Half>(h), base);
     }
 
     // The same for one group, wherever it starts.

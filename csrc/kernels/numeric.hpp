@@ -71,6 +71,19 @@ inline uint16_t float_to_bfloat(float f) {
     return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+#ifdef __AVX2__
+// The same vector, of which the compiler does not know that it is constant: in a loop that is
+// short of registers it is then loaded from memory, not put together again each time.
+inline __m256i hoisted(__m256i v) {
+    asm("" : "+x"(v));
+    return v;
+}
+inline __m256 hoisted(__m256 v) {
+    asm("" : "+x"(v));
+    return v;
+}
+#endif
+
 // Value: as stored. Real: as computed with. Bits: the integer of Real's width.
 struct F32 {
     using Value = float;

@@ -28,6 +28,8 @@ class RowEncoder {
         for (uint32_t& x : states) x = kLowest;
     }
 
+    // Rows before those of the last call. All but the first call take kStretch rows.
+    static constexpr int64_t kStretch = 64;
     void encode(const int32_t* codes, int64_t rows) {
         switch (plan_.digit_bits) {
             case 8:
@@ -64,6 +66,16 @@ class RowEncoder {
         }
         return symbol;
     }
+
+#ifdef __AVX2__
+    // The symbols of a row in which something has to be escaped.
+    template <int D>
+    [[gnu::noinline]] __m256i escaped_row(const int32_t* codes) {
+        alignas(32) uint32_t symbols[kLanes];
+        for (int l = kLanes - 1; l >= 0; --l) symbols[l] = escaped_symbol(codes + l, l);
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(symbols));
+    }
+#endif
 
     template <int D>
     void encode_rows(const int32_t* codes, int64_t rows) {
@@ -114,8 +126,7 @@ class RowEncoder {
     friend struct RowsAvx2;
 };
 
-// The inverse, from the first row on. `decode` may be called for one stretch of rows
-// after the other. Nothing is read beyond `end`.
+// The inverse, from the first row on. Nothing is read beyond `end`.
 class RowDecoder {
   public:
     RowDecoder(const Plan& plan, const uint32_t* slots, bool raw, const uint8_t* words_begin,
@@ -132,15 +143,20 @@ class RowDecoder {
 
     alignas(32) uint32_t states[kMostStates];
 
-    // `after` has the lanes of the last of `groups` groups that are behind the end.
-    bool decode(int64_t first, int64_t last, int64_t groups, uint32_t after, int32_t* codes) {
+    // All rows of `groups` groups, each handed on to sink.codes(group, groups, codes), codes in
+    // lane order; false if that ever returns false. With AVX2, stretches of whole rows go to
+    // sink.rows<D, Raw>(row, rows, slots, raw bits) first, which returns how many of them it
+    // took, and the row at which that stops, for it has an escape, to `codes`. `after` has the
+    // lanes of the last group that are behind the end.
+    template <class Sink>
+    bool decode(int64_t groups, uint32_t after, Sink& sink) {
         switch (plan_.digit_bits) {
             case 8:
-                return decode_rows<8>(first, last, groups, after, codes);
+                return decode_rows<8>(groups, after, sink);
             case 4:
-                return decode_rows<4>(first, last, groups, after, codes);
+                return decode_rows<4>(groups, after, sink);
             default:
-                return decode_rows<2>(first, last, groups, after, codes);
+                return decode_rows<2>(groups, after, sink);
         }
     }
 
@@ -233,18 +249,28 @@ class RowDecoder {
         return !escaped || resolve<D>(symbols, t, groups, after, codes);
     }
 
-    template <int D>
-    bool decode_rows(int64_t first, int64_t last, int64_t groups, uint32_t after,
-                     int32_t* codes) {
-        constexpr int kStride = kLanes * (8 / D);
+    // A row's codes, as many of its groups as there are.
+    template <int D, class Sink>
+    static bool hand_on(int64_t row, int64_t groups, const int32_t* codes, Sink& sink) {
+        constexpr int64_t kCount = 8 / D;
+        const int64_t left = groups - row * kCount;
+        return sink.codes(row * kCount, left < kCount ? left : kCount, codes);
+    }
+
+    template <int D, class Sink>
+    bool decode_rows(int64_t groups, uint32_t after, Sink& sink) {
+        constexpr int64_t kCount = 8 / D;
+        int64_t row = 0;
 #ifdef __AVX2__
-        int64_t done = RowsAvx2<D>::decode(*this, first, last, groups, after, codes);
-        if (done < 0 || at_ > words_end_) return false;
-        first += done;
-        codes += done * kStride;
+        row = RowsAvx2<D>::decode(*this, (after ? groups - 1 : groups) / kCount, sink);
+        if (row < 0 || at_ > words_end_) return false;
 #endif
-        for (; first < last; ++first, codes += kStride)
-            if (!decode_row<D>(first, groups, after, codes)) return false;
+        for (; row * kCount < groups; ++row) {
+            int32_t codes[kLanes * kCount];
+            if (!decode_row<D>(row, groups, after, codes) ||
+                !hand_on<D>(row, groups, codes, sink))
+                return false;
+        }
         return true;
     }
 

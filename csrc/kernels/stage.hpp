@@ -8,16 +8,13 @@
 namespace encke::ENCKE_ISA {
 
 constexpr int64_t kStageChunk = 65536;
-constexpr int64_t kSample = int64_t{1} << 18;
-constexpr int kSampleRun = 128;
 
 enum ChunkMode : uint8_t { kTier0 = 0, kTier1 = 1, kVerbatimChunk = 2, kZeroChunk = 3 };
 
-// Room for one chunk's codes in lane order, words and exceptions; one for each thread,
-// kept between calls.
+// Room for one chunk's words and exceptions; one for each thread, kept between calls.
 class ChunkScratch {
   public:
-    static constexpr size_t kCodes = kStageChunk + 64;
+    static constexpr size_t kExceptions = kStageChunk + 64;
     static constexpr size_t kWords = 2 * kStageChunk + 64;
 
     // Null if there is no memory.
@@ -30,9 +27,8 @@ class ChunkScratch {
         return reinterpret_cast<ChunkScratch*>(at);
     }
 
-    alignas(64) int32_t codes[kCodes];
-    uint16_t words[kWords];
-    uint32_t exceptions[kCodes];
+    alignas(64) uint16_t words[kWords];
+    uint32_t exceptions[kExceptions];
 };
 
 // Everything the encoder of one tensor shares among its chunks.
@@ -53,20 +49,30 @@ class StageEncoder {
         return to;
     }
 
-    // Writes the chunk whose `groups` groups of codes are in the scratch (its last group
-    // filled up with kAfter); verbatim values are left to the caller. The length is known
+    // Writes a chunk of `groups` groups of codes; verbatim values are left to the caller.
+    // source(group, groups, codes) gives a stretch of them in lane order, what is after the
+    // end as kAfter; it is called from the last stretch to the first. The length is known
     // beforehand only as a bound: most(groups).
     static size_t most(int64_t groups) { return 12 + 4 * kMostStates + groups * 8 * (4 + 4); }
 
-    uint8_t* encode(ChunkScratch& scratch, int64_t groups, ChunkMode mode, uint8_t* to) const {
+    template <class Source>
+    uint8_t* encode(ChunkScratch& scratch, const Source& source, int64_t groups, ChunkMode mode,
+                    uint8_t* to) const {
         const Plan& plan = coding_.plan;
-        int64_t rows = (groups + plan.per_symbol() - 1) / plan.per_symbol();
-        for (int64_t i = groups * kLanes; i < rows * kLanes * plan.per_symbol(); ++i)
-            scratch.codes[i] = kAfter;
+        const int64_t k = plan.per_symbol(), stretch = RowEncoder::kStretch;
         uint16_t* words_end = scratch.words + ChunkScratch::kWords;
-        uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kCodes;
+        uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kExceptions;
         RowEncoder rows_encoder(plan, tables_, raw_, words_end, exceptions_end);
-        rows_encoder.encode(scratch.codes, rows);
+        alignas(32) int32_t codes[4 * RowEncoder::kStretch * kLanes];
+        for (int64_t last = (groups + k - 1) / k; last > 0;) {
+            const int64_t first = (last - 1) / stretch * stretch;
+            const int64_t have = groups < last * k ? groups - first * k : (last - first) * k;
+            source(first * k, have, codes);
+            for (int64_t i = have * kLanes; i < (last - first) * k * kLanes; ++i)
+                codes[i] = kAfter;
+            rows_encoder.encode(codes, last - first);
+            last = first;
+        }
         size_t words = static_cast<size_t>(words_end - rows_encoder.words);
         size_t exceptions = static_cast<size_t>(exceptions_end - rows_encoder.exceptions);
         write<uint32_t>(to, mode);
@@ -111,11 +117,10 @@ class StageDecoder {
         return true;
     }
 
-    // Decodes a coded chunk (without its mode word) of n codes, handing on stretches of
-    // groups in lane order: sink(first_group, groups, codes). `after` as in RowDecoder.
-    // `rest` is set to what follows the exceptions.
+    // Decodes a coded chunk (without its mode word) of n codes; `sink` and `after` as in
+    // RowDecoder. `rest` is set to what follows the exceptions, before the sink is called.
     template <class Sink>
-    bool decode(const uint8_t* from, const uint8_t* end, int64_t n, uint32_t after, Sink sink,
+    bool decode(const uint8_t* from, const uint8_t* end, int64_t n, uint32_t after, Sink& sink,
                 const uint8_t*& rest) const {
         int states = kLanes * plan_.rows();
         if (end - from < 8 + 4 * states) return false;
@@ -131,17 +136,7 @@ class StageDecoder {
             decoder.states[i] = read<uint32_t>(first_state + 4 * i);
             if (decoder.states[i] < kLowest || decoder.states[i] >> 31) return false;
         }
-        int64_t groups = (n + kLanes - 1) / kLanes;
-        const int k = plan_.per_symbol();
-        const int64_t rows = (groups + k - 1) / k, stretch = 128 / k;
-        alignas(32) int32_t codes[128 * kLanes];
-        for (int64_t t = 0; t < rows; t += stretch) {
-            int64_t last = rows - t < stretch ? rows : t + stretch;
-            if (!decoder.decode(t, last, groups, after, codes)) return false;
-            int64_t have = (last * k < groups ? last * k : groups) - t * k;
-            if (!sink(t * k, have, codes)) return false;
-        }
-        return decoder.finished();
+        return decoder.decode((n + kLanes - 1) / kLanes, after, sink) && decoder.finished();
     }
 
     const Plan& plan() const { return plan_; }
