@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from encke.codec import Packed, compress, decompress
     from encke.control import (
         Adaptive,
+        BudgetError,
         Comet,
         Fixed,
         GroupBits,
@@ -66,7 +67,16 @@ _HOMES = {
     ),
     **dict.fromkeys(("Packed", "compress", "decompress"), "encke.codec"),
     **dict.fromkeys(
-        ("Adaptive", "Comet", "Fixed", "GroupBits", "activations", "advise", "attach"),
+        (
+            "Adaptive",
+            "BudgetError",
+            "Comet",
+            "Fixed",
+            "GroupBits",
+            "activations",
+            "advise",
+            "attach",
+        ),
         "encke.control",
     ),
     "Tape": "encke.tape",
@@ -82,6 +92,7 @@ __all__ = [
     "BackendError",
     "Bound",
     "BoundError",
+    "BudgetError",
     "Comet",
     "CorruptStreamError",
     "EnckeError",

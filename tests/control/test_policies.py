@@ -205,7 +205,7 @@ def test_momentum_is_the_sum_that_the_optimizer_steps_along() -> None:
         encke.Fixed(encke.RangeRelative(0.02), dither=False),
         encke.Fixed(encke.FixedRate(4)),
     ],
-    ids=repr,
+    ids=["comet", "adaptive bits", "four bits", "fixed", "fixed, rounded", "rate"],
 )
 def test_a_network_trains_under_every_policy(policy: object) -> None:
     model = small_net()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from encke.control.theory import own_variance, signal_share
 from encke.errors import UnsupportedError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
+_CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
 _WARM_UP = RmsRelative(0.1)
 _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
@@ -35,6 +36,8 @@ class Adaptive:
     reference  what that scale is: see `control.reference`
     refresh    steps between observations (more often at first: steps 1, 2, 4, 8, …)
     guard      steps between comparisons with the true gradient; 0 for none
+    prefer     "balance" takes entropy coding, "ratio" tries every codec on each tensor now
+               and then (prediction among them, which is slower), "speed" fixed-length blocks
     """
 
     def __init__(
@@ -47,8 +50,7 @@ class Adaptive:
         refresh: int = 100,
         guard: int = 50,
         dither: bool = True,
-        codec: str = "auto",
-        prefer: str = "ratio",
+        prefer: Literal["balance", "ratio", "speed"] = "balance",
         derive: bool = True,
     ) -> None:
         if not 0 < tolerance <= 1:
@@ -60,7 +62,11 @@ class Adaptive:
         self.refresh = refresh
         self.reference = Reference(reference, optimizers)
         self.guard = Guard(every=guard)
-        self._options = {"dither": dither, "codec": codec, "prefer": prefer, "derive": derive}
+        if prefer not in _CODECS:
+            raise UnsupportedError(
+                f"prefer is {prefer!r}, allowed are {', '.join(map(repr, _CODECS))}"
+            )
+        self._options = {"dither": dither, "codec": _CODECS[prefer], "derive": derive}
         self._parameters = dict(model.named_parameters()) if model is not None else {}
         self.bounds: dict[str, float] = {}
         self.sensitivity: dict[str, float] = {}

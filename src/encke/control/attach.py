@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import nn
 
 from encke.bound import Bound
 from encke.control.adaptive import Adaptive
+from encke.control.budget import Budget
 from encke.control.fixed import Fixed
 from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
+from encke.tape.telemetry import Target
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -26,6 +29,7 @@ def attach(
     budget: int | str | None = None,
     policy: Policy | None = None,
     reference: Kind | None = None,
+    log: Target | None = None,
     **options: Any,
 ) -> Tape:
     """Keep what `model`'s forward saves for backward compressed, from now on.
@@ -35,9 +39,11 @@ def attach(
     budget     bytes that the kept tensors may take, as a number or "6GiB"
     policy     decides instead of the controller: `encke.Fixed(RangeRelative(0.02))`
     reference  what "their own scale" is: see `encke.control.reference`
+    log        where every step is recorded: a path, a function, a SummaryWriter (`Tape.log_to`)
     options    of `encke.control.adaptive.Adaptive`
 
     The model's weights, types and state_dict stay as they are; `tape.detach()` undoes it.
+    While the model is compiled, exported or traced, the tape stands aside and keeps nothing.
 
     >>> model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     >>> tape = attach(model)
@@ -73,13 +79,17 @@ def attach(
             "controller, but a policy of its own was given; set them on the policy"
         )
     if budget is not None:
-        raise UnsupportedError(f"budget {budget!r}: not there yet")
+        policy = Budget(policy, budget)
     tape = Tape(policy, model=model)
+    if isinstance(policy, Budget):
+        policy.ledger = tape.ledger
     hooks = [
         model.register_forward_pre_hook(_Enter(tape)),
         model.register_forward_hook(_Leave(tape), always_call=True),
     ]
     tape.detachers.extend(hook.remove for hook in hooks)
+    if log is not None:
+        tape.log_to(log)
     return tape
 
 
@@ -134,13 +144,18 @@ class _Hook:
         return type(self), ()
 
 
+def _is_traced() -> bool:
+    """Whether the model is being compiled, exported or traced: there the tape stands aside."""
+    return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
+
+
 class _Enter(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self.tape is not None:
-            self.tape.__enter__()
+        if self.tape is not None and not _is_traced():
+            self.tape.begin_call(sys._getframe(1))
 
 
 class _Leave(_Hook):
-    def __call__(self, _module: nn.Module, _args: Any, _result: Any) -> None:
-        if self.tape is not None:
-            self.tape.__exit__()
+    def __call__(self, _module: nn.Module, _args: Any, result: Any) -> None:
+        if self.tape is not None and not _is_traced():
+            self.tape.end_call(result)

@@ -71,6 +71,12 @@ def new_nodes(outputs: Iterable[Tensor], after: int) -> tuple[list[Any], int]:
     return [found[number] for number in ordered], (ordered[-1] if ordered else after)
 
 
+def newest() -> int:
+    """The sequence number of the newest node of this thread."""
+    number: int = torch._C._autograd._get_sequence_nr() - 1
+    return number
+
+
 def saved(node: Any) -> Iterator[tuple[str, Any]]:
     """Role and raw saved tensor of everything that `node` keeps."""
     kind = type(node)

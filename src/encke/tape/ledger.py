@@ -57,24 +57,24 @@ class SavedStorage:
     allocator hands out again is never mistaken for this storage.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_ledger", "_reference", "held", "kept")
+    __slots__ = ("__weakref__", "_ledger", "_reference", "held", "kept", "nbytes")
 
     def __init__(self, ledger: Ledger, t: Tensor) -> None:
         storage = t.untyped_storage()
         self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self._bytes = storage.nbytes()
+        self.nbytes = storage.nbytes()
         self._ledger = ledger
         #: What is kept of it, by the tape: see `tape.store`.
         self.kept: list[tuple[Any, weakref.ref[Any]]] = []
         #: Set while some saved tensor keeps the storage itself alive.
         self.held: weakref.ref[Held] | None = None
-        ledger.keep_plain(self._bytes)
+        ledger.keep_plain(self.nbytes)
 
     def hold(self) -> Held:
         """The whole storage counts as stored while the result lives, once for all holders."""
         held = self.held() if self.held is not None else None
         if held is None:
-            held = _SharedHeld(self._ledger, self._bytes)
+            held = _SharedHeld(self._ledger, self.nbytes)
             self.held = weakref.ref(held)
         return held
 
@@ -83,7 +83,7 @@ class SavedStorage:
         return self.held is not None and self.held() is not None
 
     def __del__(self) -> None:
-        self._ledger.plain -= self._bytes
+        self._ledger.plain -= self.nbytes
 
 
 class _SharedHeld(Held):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,7 @@ from encke.tape.kept import (
     TwoValued,
     Whole,
 )
-from encke.tape.ledger import Ledger, SavedStorage, Storages
+from encke.tape.ledger import Held, Ledger, SavedStorage, Storages
 from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
@@ -60,6 +61,7 @@ class Tape:
         self._choices = Choices()
         self._watch: Watch | None = None
         self._depth = 0
+        self._pauses = 0
         self._calls: list[FrameType] = []
         self._last = -1
         self._order = 0
@@ -104,6 +106,15 @@ class Tape:
             undo()
         self.detachers.clear()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, forward passes keep their tensors as plain autograd does."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
     def state_dict(self) -> dict[str, Any]:
         """The step and what the policy has learnt, for a checkpoint."""
         return {"version": 1, "step": self.step, "policy": self.policy.state_dict()}
@@ -121,7 +132,7 @@ class Tape:
 
     def __enter__(self) -> Tape:
         self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled():
+        if self._depth > 1 or self._pauses or not torch.is_grad_enabled():
             return self
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self._depth -= 1
@@ -135,7 +146,11 @@ class Tape:
         self._counts.clear()
         self._recent.clear()
         self._learn_names()
-        self.policy.begin(self.step)
+        try:
+            self.policy.begin(self.step)
+        except BaseException:  # a policy may refuse: a budget that cannot be reached, say
+            self._depth -= 1
+            raise
         self.records.begin(self.step)
         for log in self.logs:
             log.begin(self.step)
@@ -241,7 +256,7 @@ class Tape:
 
     def _is_ours(self, t: Tensor, role: str) -> bool:
         """Whether a saved tensor is an activation: not a parameter, a buffer, or a stranger."""
-        if type(t) is not Tensor or t.layout != torch.strided:
+        if type(t) is not Tensor or t.layout != torch.strided or t.is_meta:
             return False
         if id(t) in self._state or role.startswith("running_") or t.numel() == 0:
             return False
@@ -352,6 +367,12 @@ class Tape:
         return slot
 
     def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:
+        size = t.numel() * t.element_size()
+        if size < SMALL <= storage.nbytes and not storage.is_held():
+            # A small slice must not keep alive all that it was cut from.
+            t, held = t.clone(), Held(self.ledger, size)
+            slot = Slot.exact(site, t, held, recent=self._recent, why=why)
+            return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
         slot = Slot.exact(site, t, storage.hold(), recent=self._recent, why=why)
         store.remember(storage, Geometry.of(t), slot)
         return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)

@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 
 class Watch(TorchFunctionMode):
@@ -25,6 +25,8 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling():
+            return result  # a part that is compiled is seen as the one op it becomes
         if isinstance(result, Tensor):
             if result.grad_fn is not None and torch.is_grad_enabled():
                 self._seen([result])
@@ -33,6 +35,12 @@ class Watch(TorchFunctionMode):
             if tensors and torch.is_grad_enabled():
                 self._seen(tensors)
         return result
+
+    def abandon(self) -> None:
+        """Stop seeing, also where another mode was entered since and this one must stay."""
+        self._seen = lambda _: None
+        if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
 
 
 def tensors_in(result: Any) -> Iterator[Tensor]:
@@ -74,10 +82,11 @@ class Whereabouts:
 
     def start(self) -> None:
         def enter(module: nn.Module, _args: Any) -> None:
-            self._stack.append(self._name(module))
+            if not torch.compiler.is_compiling():
+                self._stack.append(self._name(module))
 
         def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
-            if self._stack:
+            if self._stack and not torch.compiler.is_compiling():
                 self._stack.pop()
 
         self._hooks = [
