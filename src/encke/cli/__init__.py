@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from encke import __version__
-from encke.cli import bench, compress, decompress, doctor, info
+from encke.cli import bench, compress, decompress, doctor, info, run
 from encke.errors import EnckeError
 
-_COMMANDS = (compress, decompress, info, bench, doctor)
+_COMMANDS = (compress, decompress, info, bench, doctor, run)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,256 @@
+"""Finding the model and the optimizer of a training script that says nothing of Encke.
+
+Two things of torch are watched while a `Discovery` is entered. Every optimizer is noticed when
+it is given parameters: `Optimizer.add_param_group`, which its constructor calls as well, is
+wrapped. And a global forward pre-hook sees every call of a module, the outermost one first:
+a module called with gradients on, of which an optimizer holds a parameter that is trained, is
+the model, and gets its tape before that very call. Parts of it are then left alone.
+
+A script whose outermost calls are parts of a model (an encoder here, a decoder there) gets a
+tape for each of them; when a larger module that holds such a part is called, the part's tape
+makes way for the larger one's. When the same model gets another optimizer, its controller goes
+on with that one.
+
+`DistributedDataParallel` is passed over for the module inside. A module run by torch.compile
+is left as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from encke.control import Adaptive, attach
+from encke.errors import UnsupportedError
+from encke.integrations.compiled import is_compiled
+from encke.tape import Policy, Tape
+from encke.tape.ledger import Ledger
+
+#: Makes the policy for a model and the optimizers that train it.
+MakePolicy = Callable[[nn.Module, list[Optimizer]], Policy]
+
+
+class Attachment:
+    """A module that was found, and what its tape has kept so far.
+
+    Holds neither the module nor its tape, so that a script may drop its model.
+    """
+
+    def __init__(self, module: nn.Module, optimizers: list[Optimizer], tape: Tape) -> None:
+        self.module = type(module).__name__
+        self.optimizers: list[str] = []
+        self.steps = 0
+        self._ledger: Ledger = tape.ledger
+        self._tape = weakref.ref(tape)
+        self.train_by(optimizers)
+
+    @property
+    def tape(self) -> Tape | None:
+        """While the module lives."""
+        return self._tape()
+
+    @property
+    def stored_peak(self) -> int:
+        """The most bytes kept for backward at once."""
+        return self._ledger.stored_peak
+
+    @property
+    def plain_peak(self) -> int:
+        """The most bytes that autograd alone would have kept at once."""
+        return self._ledger.plain_peak
+
+    def train_by(self, optimizers: list[Optimizer]) -> None:
+        self.optimizers += [type(one).__name__ for one in optimizers]
+        self._trained_by = [weakref.ref(one) for one in optimizers]
+
+    def is_trained_by(self, optimizers: list[Optimizer]) -> bool:
+        known = [one() for one in self._trained_by]
+        return len(known) == len(optimizers) and all(
+            a is b for a, b in zip(known, optimizers, strict=True)
+        )
+
+    def detach(self) -> None:
+        if (tape := self.tape) is not None:
+            tape.detach()
+
+
+class Discovery:
+    """While entered, attaches a tape to each model that an optimizer trains.
+
+    >>> with Discovery() as found:
+    ...     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     model(torch.randn(256, 64)).square().mean().backward()
+    >>> [a.module for a in found.attachments], found.attachments[0].steps
+    (['Sequential'], 1)
+    >>> found.attachments[0].stored_peak < found.attachments[0].plain_peak / 4
+    True
+    """
+
+    def __init__(
+        self, *, tolerance: float = 0.01, make_policy: MakePolicy | None = None
+    ) -> None:
+        self._tolerance = tolerance
+        self._make_policy = make_policy
+        self.attachments: list[Attachment] = []
+        #: Why modules that an optimizer trains were left as they are.
+        self.refusals: list[str] = []
+        self.optimizers_seen: list[str] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        # What is known of a module, and how many times parameters had been given to
+        # optimizers when that was found.
+        self._known: weakref.WeakKeyDictionary[nn.Module, tuple[int, Attachment | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._roots: weakref.WeakKeyDictionary[nn.Module, Attachment] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._given = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Discovery:
+        self._undo.append(_notice_parameters(self._notice))
+        self._undo.append(register_module_forward_pre_hook(self._before).remove)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        while self._undo:
+            self._undo.pop()()
+        for attachment in self.attachments:
+            attachment.detach()
+
+    # -- what torch tells ----------------------------------------------------------------
+
+    def _notice(self, optimizer: Optimizer) -> None:
+        self._given += 1
+        if not any(one() is optimizer for one in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+            self.optimizers_seen.append(type(optimizer).__name__)
+
+    def _before(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if torch._C._get_tracing_state() is not None:
+            return  # a tape stands aside while a model is traced
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # torch.func saves nothing that a tape could take over
+        given, attachment = self._known.get(module, (-1, None))
+        if given != self._given:
+            count = len(self.attachments)
+            attachment = self._consider(module, attachment)
+            self._known[module] = (self._given, attachment)
+            if len(self.attachments) > count and (tape := self.attachments[-1].tape):
+                # The hooks of this call were listed before this one was called: the tape's
+                # own will end it, but not begin it.
+                tape.begin_call(sys._getframe(1))
+        if attachment is not None and self._roots.get(module) is attachment:
+            attachment.steps += 1
+
+    # -- what follows --------------------------------------------------------------------
+
+    def _consider(self, module: nn.Module, known: Attachment | None) -> Attachment | None:
+        root = self._roots.get(module)
+        if root is None and known is not None and known in self._roots.values():
+            return known  # a part of a module that has a tape
+        if isinstance(module, DistributedDataParallel):
+            return None
+        optimizers = self._trainers_of(module)
+        if not optimizers:
+            return root
+        if root is None:
+            return self._attach(module, optimizers)
+        if not root.is_trained_by(optimizers):
+            self._hand_over(module, root, optimizers)
+        return root
+
+    def _trainers_of(self, module: nn.Module) -> list[Optimizer]:
+        """The optimizers that hold a parameter of `module` that is trained, in their order.
+
+        Not those all of whose parameters newer ones hold as well: they were replaced, or
+        wrap what does the work.
+        """
+        free = {id(p) for p in module.parameters() if p.requires_grad}
+        found: list[Optimizer] = []
+        for optimizer in filter(None, (one() for one in reversed(self._optimizers))):
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]} & free
+            if held:
+                found.insert(0, optimizer)
+                free -= held
+        return found
+
+    def _attach(self, module: nn.Module, optimizers: list[Optimizer]) -> Attachment | None:
+        tape = self._new_tape(module, optimizers)
+        attachment = None
+        if tape is not None:
+            attachment = Attachment(module, optimizers, tape)
+            self.attachments.append(attachment)
+        for part in module.modules():
+            if part in self._roots and attachment is not None:
+                self._roots.pop(part).detach()
+            self._known[part] = (self._given, attachment)
+        if attachment is not None:
+            self._roots[module] = attachment
+        return attachment
+
+    def _hand_over(
+        self, module: nn.Module, attachment: Attachment, optimizers: list[Optimizer]
+    ) -> None:
+        """Let the policy of a model that is attached go on with other optimizers.
+
+        The tape stays: its hooks for the call that begins are already listed.
+        """
+        attachment.train_by(optimizers)
+        tape = attachment.tape
+        if tape is None:
+            return
+        if self._make_policy is not None:
+            policy = self._make_policy(module, optimizers)
+            policy.load_state_dict(tape.policy.state_dict())
+            tape.policy = policy
+        elif isinstance(tape.policy, Adaptive):
+            tape.policy.reference.optimizers = optimizers
+
+    def _new_tape(self, module: nn.Module, optimizers: list[Optimizer]) -> Tape | None:
+        compiled = next((part for part in module.modules() if is_compiled(part)), None)
+        if compiled is not None:
+            self._refuse(f"{type(compiled).__name__} is run by torch.compile")
+            return None
+        if self._make_policy is None:
+            make: dict[str, Any] = {"tolerance": self._tolerance}
+        else:
+            make = {"policy": self._make_policy(module, optimizers)}
+        try:
+            return attach(module, optimizers, **make)
+        except UnsupportedError as error:
+            self._refuse(f"{type(module).__name__}: {error}")
+            return None
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self.refusals:
+            self.refusals.append(reason)
+
+
+def _notice_parameters(notice: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """Call `notice` with each optimizer that is given parameters; gives what undoes that."""
+    original = Optimizer.add_param_group
+
+    @wraps(original)
+    def add_param_group(self: Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        notice(self)
+
+    Optimizer.add_param_group = add_param_group  # type: ignore[method-assign]
+
+    def undo() -> None:
+        Optimizer.add_param_group = original  # type: ignore[method-assign]
+
+    return undo
