@@ -1,0 +1,181 @@
+"""Memory and time of a training step, way by way: benchmarks/results/tape_memory.csv.
+
+    python benchmarks/tape/memory.py --models resnet50 vgg16 --ways plain Encke --batch 48
+
+Each way runs in a process of its own. `stored` is what is held for backward at the end of
+forward after warm-up, `plain` the unique storages that plain autograd would hold, `peak` the
+process's resident memory above what it was with weights, gradients and optimizer state in
+place. Step times are taken interleaved with plain steps of the same network in the same
+process, so their quotient stands on a busy machine too. Data are synthetic, of real shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+COLUMNS = (
+    "model",
+    "way",
+    "batch",
+    "threads",
+    "steps",
+    "plain_bytes",
+    "stored_bytes",
+    "ratio",
+    "peak_bytes",
+    "step_seconds",
+    "plain_step_seconds",
+    "relative_time",
+    "loss",
+)
+BATCHES = {
+    "alexnet": 32,
+    "vgg16": 8,
+    "resnet18": 16,
+    "resnet50": 8,
+    "resnet_cifar": 128,
+    "gpt": 8,
+    "vit_tiny": 16,
+    "gcn": 1,
+}
+_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+def one(
+    name: str, way: str, batch: int, warm: int, steps: int, timed: bool
+) -> dict[str, object]:
+    """A row, measured in this process."""
+    import torch
+    from ways import WAYS, counted
+
+    from encke.study import zoo
+    from encke.tape.peak import Peak
+
+    torch.manual_seed(0)
+    model = zoo.model(name)
+    net = model.build(seed=0)
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(net.parameters(), lr=1e-4)
+        if name in ("gpt", "vit_tiny", "gcn")
+        else torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    )
+    batches = [model.sample_batch(batch, seed=i) for i in range(4)]
+    small = model.sample_batch(2, seed=9)
+
+    def step(data: object, around: object) -> float:
+        begun = time.perf_counter()
+        with around():  # type: ignore[operator]
+            loss = model.loss_of(net, data)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(float(loss.detach()))
+        return time.perf_counter() - begun
+
+    losses: list[float] = []
+    import contextlib
+
+    step(small, contextlib.nullcontext)  # gradients and optimizer state are there from here on
+    row: dict[str, object] = {"model": name, "way": way, "batch": batch}
+    if way in ("plain", "bf16"):
+        count = counted(net)
+        with WAYS[way](net, optimizer).around():
+            loss = model.loss_of(net, batches[0])
+        row["plain_bytes"] = row["stored_bytes"] = count.ledger.plain_peak
+        del loss
+        count.detach()
+    set_ = WAYS[way](net, optimizer)
+    for i in range(warm):
+        step(batches[i % 4], set_.around)
+    tape = set_.tape
+    if tape is not None:
+        tape.ledger.reset_peak()
+    with Peak() as peak:
+        times = [step(batches[i % 4], set_.around) for i in range(steps)]
+    row["peak_bytes"] = peak.bytes
+    if tape is not None:
+        row["plain_bytes"] = tape.ledger.plain_peak
+        row["stored_bytes"] = tape.ledger.stored_peak
+        row["ratio"] = tape.ledger.plain_peak / tape.ledger.stored_peak
+    row["loss"] = losses[-1]
+    if timed and tape is not None:
+        plain, mine = [], []
+        for i in range(steps):
+            mine.append(step(batches[i % 4], set_.around))
+            with tape.paused():
+                plain.append(step(batches[i % 4], set_.around))
+        row["step_seconds"], row["plain_step_seconds"] = median(mine), median(plain)
+        row["relative_time"] = median([a / b for a, b in zip(mine, plain, strict=True)])
+    else:
+        row["step_seconds"] = median(times)
+    row["threads"], row["steps"] = torch.get_num_threads(), steps
+    return row
+
+
+def median(numbers: list[float]) -> float:
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def main() -> None:
+    from rows import Rows
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(BATCHES))
+    parser.add_argument("--ways", nargs="+", default=None)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--warm", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--untimed", action="store_true", help="leave out interleaved timing")
+    parser.add_argument("--one", action="store_true", help="run in this process, print JSON")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there anew")
+    args = parser.parse_args()
+    if args.one:
+        row = one(
+            args.models[0],
+            args.ways[0],
+            args.batch,
+            args.warm,
+            args.steps,
+            not args.untimed,
+        )
+        print(json.dumps(row))
+        return
+    from ways import WAYS
+
+    rows = Rows("tape_memory.csv", COLUMNS, ("model", "way", "batch"))
+    for model in args.models:
+        batch = args.batch or BATCHES[model]
+        for way in args.ways or list(WAYS):
+            if rows.has(model=model, way=way, batch=batch) and not args.again:
+                continue
+            command = [sys.executable, __file__, "--one", "--models", model, "--ways", way]
+            command += ["--batch", str(batch), "--warm", str(args.warm)]
+            command += ["--steps", str(args.steps)] + ["--untimed"] * args.untimed
+            done = subprocess.run(
+                command, env=os.environ | _ALLOCATOR, capture_output=True, text=True
+            )
+            if done.returncode:
+                print(f"{model:13} {way:24} failed: {done.stderr.strip().splitlines()[-1]}")
+                continue
+            row = json.loads(done.stdout.splitlines()[-1])
+            rows.put(**row)
+            print(
+                f"{model:13} {way:24} batch {batch:4}  ratio {row.get('ratio') or 1:6.1f}  "
+                f"peak {row['peak_bytes'] / 1e6:8.0f} MB  step {row['step_seconds']:.2f} s  "
+                f"relative {row.get('relative_time') or float('nan'):.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
