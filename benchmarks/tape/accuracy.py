@@ -45,9 +45,9 @@ class Task:
 
 
 TASKS = {
-    "cifar10": Task("resnet_cifar", "cifar10", 8192, 4000, 128, 6, 0.2),
+    "cifar10": Task("resnet_cifar", "cifar10", 8192, 4000, 128, 5, 0.2),
     "fashion": Task(
-        "resnet_cifar", "fashion_mnist", 8192, 4000, 128, 3, 0.2, (("channels", 1),)
+        "resnet_cifar", "fashion_mnist", 8192, 4000, 128, 2, 0.2, (("channels", 1),)
     ),
     "shakespeare": Task(
         "gpt",
@@ -84,7 +84,7 @@ def run(name: str, way: str, seed: int, curve: Rows) -> dict[str, object]:
         steps = _TEXT_STEPS
     else:
         source = data.load(task.source).head(train=task.train, test=task.test)
-        options["classes"] = source.classes
+        options["classes"] = len(source.classes)
         steps = task.epochs * (task.train // task.batch)
     torch.manual_seed(seed)
     model = zoo.model(task.model, **options)

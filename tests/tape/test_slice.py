@@ -100,3 +100,18 @@ def test_the_summary_names_every_layer_and_how_it_is_kept(
     text = tape.summary()
     for word in ("norm", "NativeBatchNorm.input", "lossy", "derived", "mask", "smaller"):
         assert word in text
+
+
+def test_a_compiled_model_is_refused(case: tuple[Net, Tensor, Tensor]) -> None:
+    with pytest.raises(encke.UnsupportedError, match="compiled"):
+        encke.attach(torch.compile(case[0]))
+
+
+def test_a_paused_tape_keeps_nothing(case: tuple[Net, Tensor, Tensor]) -> None:
+    tape = encke.attach(case[0])
+    with tape.paused():
+        gradients(*case)
+    assert tape.step == 0
+    assert "nothing was kept" in tape.summary()
+    gradients(*case)
+    assert tape.step == 1

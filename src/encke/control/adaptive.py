@@ -24,7 +24,7 @@ from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
 _CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
-_WARM_UP = RmsRelative(0.1)
+_WARM_UP = RmsRelative(0.05)
 _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
 
 

@@ -60,6 +60,11 @@ def attach(
             f"attach takes a torch.nn.Module, this is {type(model).__name__}; for a part of a "
             "computation without a module, use `with encke.activations(bound):`"
         )
+    if getattr(model, "_compiled_call_impl", None) or hasattr(model, "_orig_mod"):
+        raise UnsupportedError(
+            "the model is compiled: its saved tensors belong to the compiled graph, out of the "
+            "tape's reach; attach to the model as it was before torch.compile"
+        )
     if _attached(model) is not None:
         raise UnsupportedError(
             "the model has a tape already; call detach() on that one first, or use it"

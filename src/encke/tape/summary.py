@@ -15,6 +15,11 @@ _HEAD = ("layer", "op", "kept as", "codec", "bound", "plain", "stored", "ratio",
 
 def table(tape: Tape) -> str:
     """The last step's tensors, one a line, and their sum."""
+    if not len(tape.records):
+        return (
+            "nothing was kept: no forward pass with gradients ran through the tape "
+            "(a model that was compiled since runs without it)"
+        )
     return render(
         tape.records,
         plain=tape.ledger.plain_peak,

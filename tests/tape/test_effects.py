@@ -1,0 +1,84 @@
+"""What the tape reports of an error's effect is what the error did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import encke
+from encke.tape import Effect, Sight, Tape, Treatment
+
+
+class Checking:
+    """Keeps everything within one bound and the exact tensors beside."""
+
+    def __init__(self, bound: encke.Bound) -> None:
+        self.bound = bound
+        self.effects: list[Effect] = []
+
+    def begin(self, step: int) -> None:
+        self.effects.clear()
+
+    def treat(self, sight: Sight) -> Treatment:
+        return Treatment(bound=self.bound, derive=False, observe=True, check=True)
+
+    def observe(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+LAYERS = {
+    "linear with bias": (nn.Linear(48, 32), (4, 24, 48)),
+    "linear without": (nn.Linear(48, 32, bias=False), (96, 48)),
+    "convolution with bias": (nn.Conv2d(8, 6, 3, padding=1), (4, 8, 16, 16)),
+    "layer norm": (nn.LayerNorm(48), (96, 48)),
+    "batch norm": (nn.BatchNorm2d(8), (4, 8, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_measured_error_is_that_of_the_parameters_gradients(name: str) -> None:
+    layer, shape = LAYERS[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    way = torch.randn(layer(x).shape)
+
+    def gradients(tape: Tape | None) -> tuple[list[Tensor], Tensor]:
+        inputs = x.clone().requires_grad_()
+        if tape is None:
+            output = layer(inputs + 0)
+        else:
+            with tape:
+                output = layer(inputs + 0)
+        found = torch.autograd.grad((output * way).sum(), [inputs, *layer.parameters()])
+        return list(found[1:]), found[0]
+
+    policy = Checking(encke.RangeRelative(0.05))
+    plain, flow = gradients(None)
+    kept, lossy_flow = gradients(Tape(policy))
+    (effect,) = policy.effects
+    assert effect.measured is not None
+    own, stream = effect.measured
+    true = sum(float((a - b).square().sum()) for a, b in zip(plain, kept, strict=True))
+    assert own == pytest.approx(true, rel=1e-2)
+    passed_on = float((flow - lossy_flow).square().sum() / lossy_flow.square().sum())
+    assert stream == pytest.approx(passed_on, rel=1e-2, abs=1e-9)
+
+
+def test_weights_that_are_no_parameters_of_the_model_have_a_name() -> None:
+    weight = torch.randn(48, 48, requires_grad=True)
+    policy = Checking(encke.RangeRelative(0.05))
+    with Tape(policy):
+        loss = F.linear(torch.randn(64, 48), weight).square().sum()
+    loss.backward()
+    products = [e for e in policy.effects if e.products]
+    assert [e.parameter for e in products] == ["(top)/Mm.self"]
