@@ -47,6 +47,14 @@ def test_the_examples_of_the_readme_run(
         assert main(command[1:]) == 0, capsys.readouterr()
 
 
+def test_the_examples_of_the_tape_run() -> None:
+    namespace: dict[str, object] = {}
+    programs = blocks((ROOT / "docs" / "tape.md").read_text(), "python")
+    assert len(programs) >= 3
+    for number, program in enumerate(programs, start=1):
+        exec(compile(program, f"tape.md, example {number}", "exec"), namespace)
+
+
 def test_the_readme_names_every_codec_and_every_bound() -> None:
     for codec in names():
         assert f"\n| `{codec}` |" in README

@@ -45,9 +45,16 @@ class Task:
 
 
 TASKS = {
-    "cifar10": Task("resnet_cifar", "cifar10", 8192, 4000, 128, 5, 0.2),
+    "cifar10": Task("resnet_cifar", "cifar10", 8192, 4000, 128, 5, 0.2, (("depth", 8),)),
     "fashion": Task(
-        "resnet_cifar", "fashion_mnist", 8192, 4000, 128, 2, 0.2, (("channels", 1),)
+        "resnet_cifar",
+        "fashion_mnist",
+        8192,
+        4000,
+        128,
+        2,
+        0.2,
+        (("channels", 1), ("depth", 8)),
     ),
     "shakespeare": Task(
         "gpt",

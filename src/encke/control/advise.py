@@ -14,6 +14,10 @@ from encke.errors import UnsupportedError
 from encke.tape.records import Record
 from encke.tape.summary import render
 
+#: Tensors as large as the largest that one op's backward has at once: gradients in and out, and
+#: what it decodes.
+_AT_WORK = 3
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -38,8 +42,13 @@ class Advice:
 
     @property
     def expected_peak(self) -> int:
-        """Stored tensors, the few that are decoded at a time, weights and their gradients."""
-        return self.stored + 3 * self.largest + 2 * self.parameters
+        """What is stored, the tensors at work, weights and their gradients: a rough figure."""
+        return self.stored + _AT_WORK * self.largest + 2 * self.parameters
+
+    @property
+    def plain_peak(self) -> int:
+        """The same without a tape."""
+        return self.plain + (_AT_WORK - 1) * self.largest + 2 * self.parameters
 
     def __str__(self) -> str:
         return render(
@@ -48,7 +57,7 @@ class Advice:
             stored=self.stored,
             footer="expected peak with weights and gradients "
             f"{self.expected_peak / 2**20:.1f} MiB, "
-            f"plain {(self.plain + 2 * self.parameters) / 2**20:.1f} MiB",
+            f"plain {self.plain_peak / 2**20:.1f} MiB",
         )
 
 
@@ -80,12 +89,11 @@ def advise(
     tape = attach(model, tolerance=tolerance, refresh=1, guard=0)
     try:
         for _ in range(steps):
-            tape.ledger.reset_peak()
             output = _call(model, batch)
             value = loss(output) if loss is not None else _mean_square(output)
             value.backward()  # type: ignore[no-untyped-call]
         records = tuple(tape.records)
-        stored, plain = tape.ledger.stored_peak, tape.ledger.plain_peak
+        stored, plain = tape.last_forward
     finally:
         tape.detach()
         model.zero_grad(set_to_none=True)

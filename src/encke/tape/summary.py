@@ -20,10 +20,11 @@ def table(tape: Tape) -> str:
             "nothing was kept: no forward pass with gradients ran through the tape "
             "(a model that was compiled since runs without it)"
         )
+    stored, plain = tape.last_forward
     return render(
         tape.records,
-        plain=tape.ledger.plain_peak,
-        stored=tape.ledger.stored_peak,
+        plain=plain,
+        stored=stored,
         measured=getattr(tape.policy, "measured_errors", dict)(),
     )
 
@@ -67,7 +68,7 @@ def render(
     ]
     lines.insert(1, "─" * max(len(line) for line in lines))
     ratio = f", {plain / stored:.1f}× smaller" if stored else ""
-    lines.append(f"most held at once: {_size(stored)} in place of {_size(plain)}{ratio}")
+    lines.append(f"held after forward: {_size(stored)} in place of {_size(plain)}{ratio}")
     if measured:
         lines.append("error: variance of the gradient, predicted / measured in the last check")
     if footer:

@@ -62,6 +62,8 @@ class Tape:
         self._watch: Watch | None = None
         self._depth = 0
         self._pauses = 0
+        #: Bytes stored, and plain, when the last forward pass had ended.
+        self.last_forward = 0, 0
         self._calls: list[FrameType] = []
         self._last = -1
         self._order = 0
@@ -166,6 +168,7 @@ class Tape:
             watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._where.stop()
             stored, plain = self.ledger.stored, self.ledger.plain
+            self.last_forward = stored, plain
             kept = getattr(self.policy, "kept", None)  # for policies that plan by size
             if kept is not None:
                 kept(self.records, stored)
