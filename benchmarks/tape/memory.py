@@ -6,12 +6,17 @@ Each way runs in a process of its own. `stored` is what is held for backward at 
 forward after warm-up, `plain` the unique storages that plain autograd would hold, `peak` the
 process's resident memory above what it was with weights, gradients and optimizer state in
 place. Step times are taken interleaved with plain steps of the same network in the same
-process, so their quotient stands on a busy machine too. Data are synthetic, of real shape.
+process, so their quotient stands on a busy machine too.
+
+With ENCKE_DATA set, image models see CIFAR-10 resized to their input and GPT sees Shakespeare:
+gradients of random labels are nothing but noise, and the error that they bear is not that of
+training. Otherwise data are synthetic, of real shape; the column `data` says which.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -35,6 +40,7 @@ COLUMNS = (
     "plain_step_seconds",
     "relative_time",
     "loss",
+    "data",
 )
 BATCHES = {
     "alexnet": 32,
@@ -67,7 +73,7 @@ def one(
         if name in ("gpt", "vit_tiny", "gcn")
         else torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     )
-    batches = [model.sample_batch(batch, seed=i) for i in range(4)]
+    batches, kind = feed(model, name, batch)
     small = model.sample_batch(2, seed=9)
 
     def step(data: object, around: object) -> float:
@@ -84,7 +90,7 @@ def one(
     import contextlib
 
     step(small, contextlib.nullcontext)  # gradients and optimizer state are there from here on
-    row: dict[str, object] = {"model": name, "way": way, "batch": batch}
+    row: dict[str, object] = {"model": name, "way": way, "batch": batch, "data": kind}
     if way in ("plain", "bf16"):
         count = counted(net)
         with WAYS[way](net, optimizer).around():
@@ -94,12 +100,12 @@ def one(
         count.detach()
     set_ = WAYS[way](net, optimizer)
     for i in range(warm):
-        step(batches[i % 4], set_.around)
+        step(batches[i % len(batches)], set_.around)
     tape = set_.tape
     if tape is not None:
         tape.ledger.reset_peak()
     with Peak() as peak:
-        times = [step(batches[i % 4], set_.around) for i in range(steps)]
+        times = [step(batches[i % len(batches)], set_.around) for i in range(steps)]
     row["peak_bytes"] = peak.bytes
     if tape is not None:
         row["plain_bytes"] = tape.ledger.plain_peak
@@ -109,15 +115,40 @@ def one(
     if timed and tape is not None:
         plain, mine = [], []
         for i in range(steps):
-            mine.append(step(batches[i % 4], set_.around))
+            mine.append(step(batches[i % len(batches)], set_.around))
             with tape.paused():
-                plain.append(step(batches[i % 4], set_.around))
+                plain.append(step(batches[i % len(batches)], set_.around))
         row["step_seconds"], row["plain_step_seconds"] = median(mine), median(plain)
         row["relative_time"] = median([a / b for a, b in zip(mine, plain, strict=True)])
     else:
         row["step_seconds"] = median(times)
     row["threads"], row["steps"] = torch.get_num_threads(), steps
     return row
+
+
+def feed(model: object, name: str, batch: int) -> tuple[list[object], str]:
+    """Sixteen batches for a model, of real data where there are some."""
+    import torch
+
+    from encke.study import data, zoo
+
+    count, root = 16, os.environ.get("ENCKE_DATA")
+    shape = model.sample_input(1)[0].shape  # type: ignore[attr-defined]
+    if not root or name == "gcn":
+        count = 4
+        found = [model.sample_batch(batch, seed=i) for i in range(count)]  # type: ignore[attr-defined]
+        return found, "synthetic"
+    if name == "gpt":
+        text = data.load("text", file=f"{root}/tinyshakespeare.txt", block_size=shape[1])
+        source = text.batches("train", batch, 0, augment=True, drop_last=True)
+        found = [zoo.Batch(*pair) for pair in itertools.islice(source, count)]
+        return found, "shakespeare"
+    images = data.load("cifar10").head(train=count * batch, test=1)
+    found = []
+    for (x,), target in images.batches("train", batch, 0, augment=False, drop_last=True):
+        large = torch.nn.functional.interpolate(x, size=shape[-2:], mode="bilinear")
+        found.append(zoo.Batch((large,), target))
+    return found, "cifar10"
 
 
 def median(numbers: list[float]) -> float:

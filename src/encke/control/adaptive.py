@@ -24,6 +24,7 @@ from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
 _CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
+_EARLY = 16  # steps in which the optimizer's state still forms: only the latest counts
 _WARM_UP = RmsRelative(0.05)
 _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
 
@@ -96,7 +97,7 @@ class Adaptive:
         if self.guard.distrusts(name):
             return KEEP
         bound = self.bounds.get(name)
-        if self._observing and name not in self._largest:
+        if self._observing:
             self._scale(name, sight)
         return Treatment(
             bound=_WARM_UP if bound is None else Absolute(bound),
@@ -124,7 +125,7 @@ class Adaptive:
         sensitivity = self._sensitivities(effects)
         for name, (found, values) in sensitivity.items():
             old = self.sensitivity.get(name)
-            if old is not None and old > 0 and found > 0:
+            if old is not None and old > 0 and found > 0 and self._step > _EARLY:
                 found = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(found))
             self.sensitivity[name] = found
             self.values[name] = values
