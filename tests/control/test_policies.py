@@ -250,6 +250,19 @@ def test_guard_tightens_and_gives_up_in_the_end() -> None:
     assert again.distrusts(str(site))
 
 
+def test_a_check_of_one_tensor_leaves_the_bounds_of_the_others() -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tape = encke.attach(model, optimizer, guard=3, refresh=1000, reference="gradient")
+    train(model, optimizer, 5)
+    before = dict(tape.policy.bounds)
+    train(model, optimizer, 3)  # step 6 is checked, none is observed
+    assert tape.policy.guard.measured
+    assert set(before) == set(tape.policy.bounds)
+    for name, bound in tape.policy.bounds.items():
+        assert 0.5 < bound / before[name] < 2
+
+
 def test_a_distrusted_tensor_is_kept_exact() -> None:
     model = small_net()
     tape = encke.attach(model, guard=1)

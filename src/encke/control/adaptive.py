@@ -78,12 +78,15 @@ class Adaptive:
         self._step = 0
         self._since = 0
         self._gradients = 1
+        self._shares: list[tuple[int, float]] = []
 
     # -- the tape's questions ------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         if self._effects:
             self._learn()
+        elif self.guard.changed():
+            self._allocate()
         self._step += 1
         self._since += 1
         early = self._step <= self.refresh and self._step & (self._step - 1) == 0
@@ -110,7 +113,8 @@ class Adaptive:
     def observe(self, effect: Effect) -> None:
         if effect.measured is not None:
             self.guard.judge(effect)
-        self._effects.append(effect)
+        if self._observing or str(effect.site) not in self.bounds:
+            self._effects.append(effect)
 
     # -- what follows from what was seen -------------------------------------------------
 
@@ -136,18 +140,21 @@ class Adaptive:
         for name in {e.parameter for e in effects if e.parameter}:
             squares = [e.parameter_square for e in effects if e.parameter == name]
             self.reference.see(name, max(squares))
-        layers = sorted(
-            {
-                (e.order, signal_share(e))
-                for e in effects
-                if e.products and e.parameter_square > 0
-            }
-        )
+        if self._observing or not self._shares:
+            # Only a step that was observed as a whole tells what the network is made of.
+            self._gradients = max(1, len({e.parameter for e in effects if e.parameter}))
+            self._shares = sorted(
+                {
+                    (e.order, signal_share(e))
+                    for e in effects
+                    if e.products and e.parameter_square > 0
+                }
+            )
         found: dict[str, tuple[float, int]] = {}
         for effect in effects:
             if effect.error <= 0:
                 continue
-            upstream = sum(share for order, share in layers if order < effect.order)
+            upstream = sum(share for order, share in self._shares if order < effect.order)
             relative = effect.stream * max(upstream, 1.0)
             if effect.parameter:
                 scale = self.reference.of(
@@ -158,7 +165,6 @@ class Adaptive:
             name = str(effect.site)
             before, _ = found.get(name, (0.0, 0))
             found[name] = (before + relative / effect.error**2, effect.values)
-        self._gradients = max(1, len({e.parameter for e in effects if e.parameter}))
         return found
 
     def _allocate(self) -> None:
@@ -193,6 +199,7 @@ class Adaptive:
             "step": self._step,
             "since": self._since,
             "gradients": self._gradients,
+            "shares": [list(pair) for pair in self._shares],
             "bounds": dict(self.bounds),
             "sensitivity": dict(self.sensitivity),
             "values": dict(self.values),
@@ -204,6 +211,7 @@ class Adaptive:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step, self._since = state["step"], state["since"]
         self._gradients = state["gradients"]
+        self._shares = [(int(order), float(share)) for order, share in state["shares"]]
         self.bounds = dict(state["bounds"])
         self.sensitivity = dict(state["sensitivity"])
         self.values = dict(state["values"])

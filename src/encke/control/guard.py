@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from encke.control.theory import own_variance
 from encke.tape.protocol import Effect
 
 log = logging.getLogger("encke")
@@ -32,6 +31,7 @@ class Guard:
         self._caution: dict[str, float] = {}
         self._strikes: dict[str, int] = {}
         self._distrusted: set[str] = set()
+        self._changed = False
         #: By consumer: predicted and measured variance of the last check.
         self.measured: dict[str, tuple[float, float]] = {}
 
@@ -56,12 +56,22 @@ class Guard:
         """The factor by which a sensitivity is raised."""
         return self._caution.get(name, 1.0)
 
+    def changed(self) -> bool:
+        """Whether a factor has changed since this was asked last."""
+        changed, self._changed = self._changed, False
+        return changed
+
     def judge(self, effect: Effect) -> None:
         """Compare what was predicted with what was measured."""
         assert effect.measured is not None
-        own, stream = effect.measured
+        before = self.caution(str(effect.site))
+        self._judge(effect, effect.measured)
+        self._changed |= self.caution(str(effect.site)) != before
+
+    def _judge(self, effect: Effect, found: tuple[float, float]) -> None:
+        own, stream = found
         name = str(effect.site)
-        predicted, measured = own_variance(effect), own
+        predicted, measured = effect.predicted, own
         if predicted <= 0:
             predicted, measured = effect.stream, stream
         self.measured[str(effect.consumer)] = (predicted, measured)
