@@ -41,6 +41,20 @@ inline int for_ranges(int64_t chunks, int threads, F f) {
     return worst;
 }
 
+// Runs f(begin, end) on ranges of values for kernels with one bit a value. Ranges are whole
+// bytes of bits, so threads never share one.
+template <class F>
+inline int for_values(int64_t count, F f) {
+    constexpr int64_t kChunk = 65536;
+    int64_t chunks = (count + kChunk - 1) / kChunk;
+    return for_ranges(chunks, thread_count(chunks, count),
+                      [&](int64_t first, int64_t last, int) -> int {
+                          int64_t begin = first * kChunk, end = last * kChunk;
+                          f(begin, end < count ? end : count);
+                          return ENCKE_OK;
+                      });
+}
+
 // Where each chunk of a payload lies. Reads the table of u32 lengths at `table` and
 // checks that the chunks fill [body, end) exactly.
 class ChunkTable {

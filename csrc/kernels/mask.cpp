@@ -6,8 +6,6 @@ namespace encke::ENCKE_ISA {
 
 namespace {
 
-constexpr int64_t kChunk = 65536;
-
 // Whether each of eight bytes is not zero, as eight bits.
 inline uint8_t bits_of(uint64_t bytes) {
     uint64_t high =
@@ -59,18 +57,6 @@ void decode_range(const uint8_t* from, int64_t count, uint8_t* y) {
     }
 }
 
-// Chunks are whole bytes of the payload, so threads never share one.
-template <class F>
-int for_values(int64_t count, F f) {
-    int64_t chunks = (count + kChunk - 1) / kChunk;
-    return for_ranges(chunks, thread_count(chunks, count),
-                      [&](int64_t first, int64_t last, int) -> int {
-                          int64_t begin = first * kChunk, end = last * kChunk;
-                          f(begin, (end < count ? end : count) - begin);
-                          return ENCKE_OK;
-                      });
-}
-
 }  // namespace
 
 int mask_encode(const void* x, int64_t count, Parts& to) {
@@ -80,8 +66,8 @@ int mask_encode(const void* x, int64_t count, Parts& to) {
     uint8_t* out = to[0].reserve(size);
     if (!out) return ENCKE_NO_MEMORY;
     const uint8_t* values = static_cast<const uint8_t*>(x);
-    for_values(count, [&](int64_t begin, int64_t n) {
-        encode_range(values + begin, n, out + begin / 8);
+    for_values(count, [&](int64_t begin, int64_t end) {
+        encode_range(values + begin, end - begin, out + begin / 8);
     });
     to[0].advance(size);
     return ENCKE_OK;
@@ -91,8 +77,8 @@ int mask_decode(const uint8_t* payload, int64_t size, void* out, int64_t count) 
     if (size != count / 8 + (count % 8 != 0)) return ENCKE_CORRUPT;
     if (count % 8 != 0 && payload[size - 1] >> count % 8) return ENCKE_CORRUPT;
     uint8_t* values = static_cast<uint8_t*>(out);
-    return for_values(count, [&](int64_t begin, int64_t n) {
-        decode_range(payload + begin / 8, n, values + begin);
+    return for_values(count, [&](int64_t begin, int64_t end) {
+        decode_range(payload + begin / 8, end - begin, values + begin);
     });
 }
 

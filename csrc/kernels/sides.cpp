@@ -8,20 +8,6 @@ namespace encke::ENCKE_ISA {
 
 namespace {
 
-constexpr int64_t kChunk = 65536;
-
-// Chunks are whole bytes of bits, so threads never share one.
-template <class F>
-int for_values(int64_t count, F f) {
-    int64_t chunks = (count + kChunk - 1) / kChunk;
-    return for_ranges(chunks, thread_count(chunks, count),
-                      [&](int64_t first, int64_t last, int) -> int {
-                          int64_t begin = first * kChunk, end = last * kChunk;
-                          f(begin, end < count ? end : count);
-                          return ENCKE_OK;
-                      });
-}
-
 inline bool bit(const uint8_t* bits, int64_t i) { return bits[i / 8] >> i % 8 & 1; }
 
 #ifdef __AVX2__
