@@ -1,40 +1,43 @@
-"""Train one small network twice, plainly and with every kept activation compressed.
+"""Train one small network twice, plainly and with `encke.attach(model, optimizer)`.
 
-    python examples/demo.py [--epochs 6] [--bound 0.1] [--out report.html] [--json run.json]
+    python examples/demo.py [--epochs 4] [--tolerance 0.01] [--out page.html] [--json run.json]
 
-The network, its seed and its batches are the same in both runs. In the second, what
-autograd keeps for backward goes through `encke.compress` on its way in and through
-`encke.decompress` on its way out. The bound is one fixed number for all layers: nothing
-here adapts it. Prints a table and writes the same numbers, with charts, to a page.
+The network, its seed and its batches are the same in both runs, and their steps take turns.
+Afterwards every kept tensor is looked at once more: how it is kept, in how many bytes, and
+what its error does to the gradients, predicted and measured. Prints tables and writes the
+same numbers, with charts, to a page.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import logging
 import math
-import os
 import platform
-import tempfile
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own start and stop notes
-
+import demo_checks
 import demo_page
+import demo_peak
 import torch
 import torch.nn.functional as F
-from demo_hooks import ActivationCompressor
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 import encke
 from encke.ops.select import select
+from encke.tape.protocol import Effect
 
 BATCH = 64
+CHECKED = 3  # batches over which predicted and measured errors are averaged
+
+Digits = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def build_network() -> nn.Sequential:
@@ -66,7 +69,7 @@ def build_network() -> nn.Sequential:
     return network
 
 
-def load_digits(*, limit: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def load_digits(*, limit: int | None) -> Digits:
     """scikit-learn's digits at 32x32, a fifth of them for testing."""
     from sklearn.datasets import load_digits as bundled
 
@@ -80,166 +83,220 @@ def load_digits(*, limit: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[:train], labels[:train], images[train:], labels[train:]
 
 
-def allocated_at_peak(step: Any) -> int:
-    """The most bytes that `step` had allocated at one time, from torch's profiler."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    held = peak = 0
-    mine: set[int] = set()
-    for event in sorted(
-        (e for e in events if e.get("name") == "[memory]"), key=lambda e: e["args"]["Ev Idx"]
-    ):
-        size, address = event["args"]["Bytes"], event["args"]["Addr"]
-        if size > 0:
-            mine.add(address)
-        elif address not in mine:
-            continue  # allocated before the step
-        held += size
-        peak = max(peak, held)
-    return peak
-
-
 class Run:
-    """One training from the seed on, a step at a time."""
+    """One training from the seed on, a step at a time; with a tape if there is a tolerance."""
 
-    def __init__(
-        self, name: str, *, bound: encke.Bound | None, codec: str, seed: int, steps: int
-    ) -> None:
+    def __init__(self, name: str, *, tolerance: float | None, seed: int, steps: int) -> None:
         torch.manual_seed(seed)
         self.name = name
         self.network = build_network()
-        self.compressed = bound is not None
-        self.compressor = ActivationCompressor(self.network, bound=bound, codec=codec)
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.05, momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.tape: encke.Tape | None = None
+        if tolerance is not None:
+            self.options: dict[str, Any] = {"tolerance": tolerance}
+            if _backend() != "native":  # entropy coding would take most of the step
+                self.options["prefer"] = "speed"
+            self.tape = encke.attach(self.network, self.optimizer, **self.options)
+            self.tape.listeners.append(self._hear)
         self.losses: list[float] = []
         self.times: list[float] = []
+        self.kept: list[dict[str, int]] = []
+        self.checks: list[dict[str, Any]] = []
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         started = time.perf_counter()
-        self.compressor.start_step()
-        self.losses.append(self._update(images, labels, hooked=self.compressed))
-        self.schedule.step()
-        self.times.append(time.perf_counter() - started)
-
-    def _update(self, images: Tensor, labels: Tensor, *, hooked: bool) -> float:
         self.optimizer.zero_grad()
-        with self.compressor.hooks() if hooked else contextlib.nullcontext():
-            loss = F.cross_entropy(self.network(images), labels)
+        loss = F.cross_entropy(self.network(images), labels)
+        if self.tape is not None:
+            held = {"stored": self.tape.stored_bytes, "plain": self.tape.plain_bytes}
+            self.kept.append({"images": len(images), **held})
         loss.backward()
         self.optimizer.step()
-        return loss.item()
+        self.schedule.step()
+        self.losses.append(loss.item())
+        self.times.append(time.perf_counter() - started)
 
-    def accuracy(self, images: Tensor, labels: Tensor) -> float:
+    def _hear(self, effect: Effect) -> None:
+        """Note the comparisons with the true gradient that the controller makes by itself."""
+        compared = demo_checks.judged(effect)
+        if compared is not None:
+            gradient, predicted, measured = compared
+            self.checks.append(
+                {
+                    "step": len(self.losses) + 1,
+                    "site": str(effect.site),
+                    "consumer": str(effect.consumer),
+                    "gradient": gradient,
+                    "predicted": predicted,
+                    "measured": measured,
+                }
+            )
+
+    def test(self, images: Tensor, labels: Tensor) -> dict[str, float]:
         self.network.eval()
         with torch.no_grad():
-            right = (self.network(images).argmax(dim=1) == labels).sum().item()
+            output = self.network(images)
         self.network.train()
-        return right / len(labels)
-
-    def measure(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
-        """What two further steps hold; after the training, so that looking costs it nothing."""
-        peak = allocated_at_peak(lambda: self._update(images, labels, hooked=self.compressed))
-        self.compressor.start_step(recording=True)
-        self._update(images, labels, hooked=True)
-        seen = self.compressor
         return {
-            "held_bytes": sum(seen.stored.values()),
-            "uncompressed_bytes": sum(seen.plain.values()),
-            "peak_bytes": peak,
-            "layers": [
-                {"name": layer, "plain": seen.plain[layer], "stored": stored}
-                for layer, stored in seen.stored.items()
-            ],
-            "error_histogram": seen.histogram.tolist(),
-            "largest_error_over_bound": seen.largest,
+            "accuracy": (output.argmax(dim=1) == labels).double().mean().item(),
+            "test_loss": F.cross_entropy(output, labels).item(),
         }
 
 
-def train(
-    runs: list[Run], digits: tuple[Tensor, Tensor, Tensor, Tensor], *, epochs: int, seed: int
-) -> list[dict[str, Any]]:
-    """Trains all runs on the same batches, in turn, and gives what each measured.
+def train(runs: list[Run], digits: Digits, *, epochs: int, seed: int) -> None:
+    """Trains all runs on the same batches, in turn.
 
     In turn, so that whatever else the machine does slows all of them alike.
     """
-    images, labels, test_images, test_labels = digits
+    images, labels = digits[:2]
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for picked in torch.randperm(len(images), generator=generator).split(BATCH):
-            for run in runs:
+    for epoch in range(epochs):
+        batches = torch.randperm(len(images), generator=generator).split(BATCH)
+        for place, picked in enumerate(batches):
+            for run in runs if (epoch + place) % 2 == 0 else reversed(runs):
                 run.step(images[picked], labels[picked])
-    return [
+
+
+def measure(runs: list[Run], digits: Digits, *, epochs: int) -> dict[str, Any]:
+    """What the trainings gave, and what further steps hold; those change no weights."""
+    images, labels, *test = digits
+    plain, attached = runs
+    tape = attached.tape
+    if tape is None:
+        raise ValueError("the second run has no tape; give it a tolerance")
+    epoch = len(plain.losses) // epochs
+    measured = [
         {
             "name": run.name,
-            "accuracy": run.accuracy(test_images, test_labels),
             "losses": run.losses,
-            "step_seconds": sorted(run.times)[len(run.times) // 2],
-            **run.measure(images[:BATCH], labels[:BATCH]),
+            "train_loss": sum(run.losses[-epoch:]) / epoch,
+            **run.test(*test),
+            "step_seconds": statistics.median(run.times),
         }
         for run in runs
     ]
+    ratios = [b / a for a, b in zip(plain.times, attached.times, strict=True)]
+    # A copy: a slice would keep all digits alive, and count as such.
+    batch = images[:BATCH].clone(), labels[:BATCH].clone()
+    kept = demo_checks.kept_by_tape(tape, attached.network, batch[0])
+    measured[0]["kept_bytes"] = demo_checks.kept_by_autograd(plain.network, batch[0])
+    measured[1]["kept_bytes"] = kept["stored"]
+    rises = demo_peak.measure(
+        {
+            "networks": [run.network.state_dict() for run in runs],
+            "tape": tape.state_dict(),
+            "options": attached.options,
+            "batch": batch,
+        }
+    )
+    for one, rise in zip(measured, rises, strict=True):
+        one["peak_bytes"] = rise
+    starts = range(0, min(CHECKED * BATCH, len(images) - BATCH + 1), BATCH)
+    batches = [(images[i : i + BATCH], labels[i : i + BATCH]) for i in starts]
+    return {
+        "runs": measured,
+        "time": {
+            "median_ratio": statistics.median(ratios),
+            "total_ratio": sum(attached.times) / sum(plain.times),
+        },
+        "kept": kept,
+        "training": {"kept": attached.kept, "checks": list(attached.checks)},
+        "gradients": demo_checks.compare_gradients(tape, attached.network, batches),
+    }
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """The table, from the same record as the page."""
-    columns, rows = demo_page.table(record)
-    table = Table(title="The same training, twice")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    """The tables, from the same record as the page."""
+    for title, (columns, rows), wrapped in (
+        ("The same training, twice", demo_page.comparison(record), None),
+        (
+            "Kept for backward; adds: to the gradients' variance",
+            demo_page.kept_tensors(record),
+            6,
+        ),
+        ("Error of the gradients, relative variance", demo_page.gradient_errors(record), 1),
+    ):
+        table = Table(title=title, box=box.SIMPLE_HEAD)
+        for place, column in enumerate(columns):
+            left = place == 0 or place == wrapped
+            table.add_column(
+                column,
+                justify="left" if left else "right",
+                no_wrap=place != wrapped,
+                overflow="fold",
+            )
+        for row in rows:
+            table.add_row(*(cell.removesuffix(" of the gradients' variance") for cell in row))
+        console.print(table)
+    for line in demo_page.findings(record):
+        console.print(line, highlight=False)
+
+
+class Notes(logging.Handler):
+    """Keeps what the library logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--bound", type=float, default=0.1, help="of each activation's range")
-    parser.add_argument("--codec", choices=("entropy", "fixed"), help="default: entropy")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, help="variance that gradients may gain"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="use only so many digits")
     parser.add_argument("--out", type=Path, default=Path("report.html"))
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
-    console = Console()
-    backend = select(torch.device("cpu")).name
-    codec = options.codec or ("entropy" if backend == "native" else "fixed")
-    if backend != "native":
-        console.print(f"The native backend is not built: {codec!r} runs slowly, in torch.")
     digits = load_digits(limit=options.limit)
+    if options.epochs < 1 or len(digits[0]) < BATCH:
+        parser.error(
+            f"{options.epochs} epochs over {len(digits[0])} digits: take at least one epoch "
+            f"and {math.ceil(BATCH * 5 / 4)} digits"
+        )
+    console, notes = Console(), Notes()
+    logging.getLogger("encke").addHandler(notes)
+    if _backend() != "native":
+        console.print("The native backend is not built: compression runs slowly, in torch.")
     steps = options.epochs * math.ceil(len(digits[0]) / BATCH)
     runs = [
-        Run(name, bound=bound, codec=codec, seed=options.seed, steps=steps)
-        for name, bound in (("plain", None), ("Encke", encke.RangeRelative(options.bound)))
+        Run(name, tolerance=tolerance, seed=options.seed, steps=steps)
+        for name, tolerance in (("plain", None), ("Encke", options.tolerance))
     ]
     console.print(f"Training on {len(digits[0])} digits, {options.epochs} epochs, two runs …")
-    measured = train(runs, digits, epochs=options.epochs, seed=options.seed)
+    train(runs, digits, epochs=options.epochs, seed=options.seed)
     record = {
         "settings": {
-            "bound": options.bound,
-            "codec": codec,
-            "backend": backend,
+            "tolerance": options.tolerance,
+            "backend": _backend(),
             "epochs": options.epochs,
             "seed": options.seed,
+            "batch": BATCH,
             "train": len(digits[0]),
             "test": len(digits[2]),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "machine": platform.machine(),
         },
-        "runs": measured,
+        "notes": list(notes.lines),
+        **measure(runs, digits, epochs=options.epochs),
     }
     show(record, console)
     options.out.write_text(demo_page.render(record), encoding="utf-8")
     console.print(f"The same numbers, with charts: {options.out}")
     if options.json:
         options.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _backend() -> str:
+    return select(torch.device("cpu")).name
 
 
 if __name__ == "__main__":

@@ -1,184 +1,225 @@
-"""The page that examples/demo.py writes: one file, no network, light and dark."""
+"""The page that examples/demo.py writes: one file, no network, light and dark, printable."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 58, 34, 12
+from demo_charts import STYLE, curves, scatter
+
+Cells = tuple[list[str], list[list[str]]]
 
 
-def megabytes(count: int) -> str:
+def size(count: int) -> str:
     """
-    >>> megabytes(1_500_000)
-    '1.50 MB'
+    >>> size(1_500_000), size(2_930)
+    ('1.50 MB', '2.9 kB')
     """
-    return f"{count / 1e6:.2f} MB"
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
-def table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Column titles and one row a run, as text: what is printed and what the page shows."""
-    columns = [
-        "run",
-        "kept for backward",
-        "ratio",
-        "peak of a step",
-        "step time",
-        "test accuracy",
-    ]
-    first = record["runs"][0]
+def comparison(record: dict[str, Any]) -> Cells:
+    """Both runs side by side: column titles and rows of text, for the page and the screen."""
+    plain, attached = record["runs"]
+    times = record["time"]
+    ratio = plain["kept_bytes"] / attached["kept_bytes"]
     rows = [
-        [
-            run["name"],
-            megabytes(run["held_bytes"]),
-            f"{run['uncompressed_bytes'] / run['held_bytes']:.1f}×",
-            megabytes(run["peak_bytes"]),
-            f"{run['step_seconds'] / first['step_seconds']:.2f}×",
-            f"{100 * run['accuracy']:.1f} %",
-        ]
-        for run in record["runs"]
+        ["kept for backward", size(plain["kept_bytes"]), size(attached["kept_bytes"])],
+        ["fewer bytes", "1.0×", f"{ratio:.1f}×"],
+        ["peak of a step", size(plain["peak_bytes"]), size(attached["peak_bytes"])],
+        ["step time, median", "1.00×", f"{times['median_ratio']:.2f}×"],
+        ["time of all steps", "1.00×", f"{times['total_ratio']:.2f}×"],
+        ["loss, last epoch", *(f"{run['train_loss']:.4f}" for run in record["runs"])],
+        ["loss, test", *(f"{run['test_loss']:.4f}" for run in record["runs"])],
+        ["accuracy, test", *(f"{100 * run['accuracy']:.1f} %" for run in record["runs"])],
     ]
+    return ["", plain["name"], attached["name"]], rows
+
+
+def kept_tensors(record: dict[str, Any]) -> Cells:
+    """One row for every kept tensor. Small ones that stay as they are share one."""
+    columns = ["layer", "kept as", "bound", "plain", "stored", "ratio", "why"]
+    rows, small = [], []
+    for tensor in record["kept"]["tensors"]:
+        if tensor["how"] == "exact" and tensor["why"] == "small":
+            small.append(tensor)
+            continue
+        rows.append(
+            [
+                tensor["site"]["module"] or "(top)",
+                tensor["how"],
+                f"{tensor['bound']:.2g}" if tensor["bound"] else "",
+                size(tensor["plain"]),
+                size(tensor["stored"]) if tensor["stored"] else "",
+                f"{tensor['ratio']:.1f}×" if tensor["ratio"] else "",
+                tensor["why"],
+            ]
+        )
+    if small:
+        plain, stored = (sum(t[key] for t in small) for key in ("plain", "stored"))
+        sizes = [size(plain), size(stored), f"{plain / stored:.1f}×"]
+        rows.append([f"({len(small)} more)", "exact", "", *sizes, "small"])
     return columns, rows
+
+
+def gradient_errors(record: dict[str, Any]) -> Cells:
+    """One row for every gradient that an error was compared in."""
+    rows = []
+    for use in record["gradients"]["uses"]:
+        source = use["site"].partition("/")[0]
+        layer = use["consumer"].partition("/")[0]
+        through = source if source != layer else ""
+        for gradient, suffix in ((use["parameter"], ""), ("flows on", "_stream")):
+            predicted, measured = use[f"predicted{suffix}"], use[f"measured{suffix}"]
+            if gradient and predicted is not None and measured is not None:
+                numbers = [f"{predicted:.1e}", f"{measured:.1e}", _over(measured, predicted)]
+                rows.append([layer, gradient, through, *numbers])
+    return ["layer", "gradient", "error of", "predicted", "measured", "m/p"], rows
+
+
+def _over(measured: float, predicted: float) -> str:
+    return f"{measured / predicted:.2f}" if predicted > 0 else ""
+
+
+def findings(record: dict[str, Any]) -> list[str]:
+    """What the tables do not say, in sentences."""
+    whole, training = record["gradients"]["parameters"], record["training"]
+    full = [k for k in training["kept"] if k["images"] == record["settings"]["batch"]]
+    ratios = sorted(k["plain"] / k["stored"] for k in full)
+    lines = [
+        f"All errors together change a gradient by {100 * whole['gradient']:.2g} % of its own "
+        f"squared norm, and by {100 * whole['reference']:.2g} % of its momentum's, for which "
+        f"the tolerance is {100 * record['settings']['tolerance']:g} % (measured against plain "
+        f"autograd, mean over {whole['count']} parameters).",
+        f"During the training, full batches were kept {ratios[len(ratios) // 2]:.1f}× smaller "
+        f"in the median step, {ratios[0]:.1f}× in the worst and {ratios[-1]:.1f}× in the best.",
+    ]
+    checks = training["checks"]
+    if checks:
+        lines.append(
+            "The controller compared with the true gradient by itself: "
+            + "; ".join(
+                f"step {c['step']}, {c['consumer'].partition('/')[0]} ({c['gradient']}), "
+                f"predicted {c['predicted']:.1e}, measured {c['measured']:.1e}"
+                for c in checks
+            )
+            + "."
+        )
+    lines += [f"It noted: {note}." for note in record["notes"]]
+    return lines
 
 
 def render(record: dict[str, Any]) -> str:
     """The whole page."""
-    plain, encke = record["runs"]
+    plain, attached = record["runs"]
     settings = record["settings"]
-    columns, rows = table(record)
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    kept = record["training"]["kept"]
+    rows = dict((row[0], row[1:]) for row in comparison(record)[1])
+    accuracy = rows["accuracy, test"]
+    said = "".join(f"<li>{escape(line)}</li>" for line in findings(record))
     return f"""<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Encke demo</title>
 <style>{STYLE}</style>
+</head>
+<body>
 <main>
-<h1>{escape(rows[1][2])} fewer bytes kept for backward, {escape(rows[1][5])} accuracy
-against {escape(rows[0][5])}</h1>
+<h1>{escape(rows["fewer bytes"][1])} fewer bytes kept for backward, {escape(accuracy[1])}
+accuracy against {escape(accuracy[0])}</h1>
 <p>One small convolutional network on scikit-learn's digits, trained {settings["epochs"]}
-epochs from seed {settings["seed"]}: once plainly, once with every activation that autograd
-keeps compressed so that no value comes back further off than
-{100 * settings["bound"]:g} % of its tensor's range.</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+epochs from seed {settings["seed"]}: once plainly, once after
+<code>encke.attach(model, optimizer, tolerance={settings["tolerance"]:g})</code>.</p>
+{_table(comparison(record), "comparison")}
 <h2>Loss, step by step</h2>
-{_losses([(run["name"], run["losses"]) for run in (plain, encke)])}
-<h2>Bytes kept, by the layer that kept them first</h2>
-{_layers(encke["layers"])}
-<h2>Error of what came back, over the bound</h2>
-{_histogram(encke["error_histogram"])}
-<p>Largest error: {encke["largest_error_over_bound"]:.4f} of the bound. Subtractive dither
-makes the error uniform and independent of the value. Values that are exactly zero come back
-as zero and are not counted here.</p>
-<h2>What this is, and what it is not</h2>
+{
+        curves(
+            [(run["name"], run["losses"]) for run in (plain, attached)],
+            label="training loss of both runs",
+            number=lambda loss: f"{loss:.2f}",
+        )
+    }
+<h2>Bytes kept at the end of forward, step by step</h2>
+{
+        curves(
+            [("plain", [k["plain"] for k in kept]), ("Encke", [k["stored"] for k in kept])],
+            label="bytes kept at every step",
+            number=lambda count: size(round(count)),
+            logarithmic=True,
+        )
+    }
+<p>Logarithmic. The last batch of an epoch is smaller. Where the controller compares with the
+true gradient, one exact tensor is kept beside its packed form for that step.</p>
+<ul>{said}</ul>
+<h2>What is kept after the training, and how</h2>
+{_table(kept_tensors(record), "kept", text=(0, 1, 6))}
+<p>For a full batch. A tensor that is shared or derived takes no bytes of its own. Several
+rows may be about one tensor (a ReLU's result is the next convolution's input), so the column
+"plain" adds up to more than plain autograd keeps: {size(record["kept"]["plain"])} in unique
+storages, against {size(record["kept"]["stored"])} stored. A bound is the largest error of a
+value, in the tensor's own units.</p>
+<h2>Error of the gradients, predicted and measured</h2>
+{_scatter(record)}
+{_table(gradient_errors(record), "gradients", text=(0, 1, 2))}
+<p>Squared norm of the error over that of the gradient itself, mean over
+{record["gradients"]["batches"]} batches after the training; each row is about the error of
+one tensor alone, in one op. The prediction is what the controller works with: a closed form
+for convolutions and linear layers, a probe with fresh noise for the rest. The measurement
+repeats the op with the exact tensor. "Flows on" is the gradient that the op hands to the
+layers before it; "error of" names the layer whose tensor an input was derived from.</p>
+<h2>How to read this</h2>
 <ul>
-<li>The bound is one fixed number for all layers. Nothing chooses it and nothing watches the
-gradients.</li>
-<li>The hooks are a page of code, <code>examples/demo_hooks.py</code>. Each distinct tensor is
-kept once; parameters and tensors of fewer than 4,096 values stay as they are.</li>
-<li>"Kept for backward" counts storages that hold activations at the end of a forward pass.
-"Peak of a step" is the most that one step had allocated at one time, by torch's profiler;
-it also contains gradients and the results of single operations, so it falls less. The
-codec's own scratch space is outside of what the profiler sees.</li>
-<li>"Step time" is the median over the training, relative to the plain run. One seed, one
-small data set: differences of a point of accuracy are chance.</li>
-<li>Codec {escape(settings["codec"])} with dither, backend {escape(settings["backend"])},
-torch {escape(settings["torch"])} on {settings["threads"]} threads
-({escape(settings["machine"])}), {settings["train"]} digits to train on and
-{settings["test"]} to test.</li>
+<li>"Kept for backward" is what is held at the end of a full batch's forward: for plain
+autograd the unique storages without parameters and buffers, for Encke what the tape
+holds.</li>
+<li>"Peak of a step" is how far the resident set of a process rises over a forward and
+backward, after the training: medians, the two networks in turn, with an allocator that gives
+freed memory back at once. It also contains gradients, temporaries and the codec's own scratch
+space, so it falls less.</li>
+<li>Steps of the two runs took turns. "Step time" is the median of the {len(plain["losses"])}
+quotients of neighbours; "time of all steps" includes those that the controller observes,
+which are slower.</li>
+<li>One seed, one small data set: differences of a point of accuracy are chance.</li>
+<li>Backend {escape(settings["backend"])}, torch {escape(settings["torch"])} on
+{settings["threads"]} threads ({escape(settings["machine"])}), {settings["train"]} digits to
+train on and {settings["test"]} to test, batches of {settings["batch"]}.</li>
 </ul>
 </main>
+</body>
 </html>
 """
 
 
-def _svg(content: str, *, height: int = HEIGHT, label: str) -> str:
+def _table(cells: Cells, name: str, *, text: tuple[int, ...] = (0,)) -> str:
+    columns, rows = cells
+
+    def line(row: list[str], tag: str) -> str:
+        return "".join(
+            f'<{tag} class="text">{escape(cell)}</{tag}>'
+            if place in text
+            else f"<{tag}>{escape(cell)}</{tag}>"
+            for place, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
-        f"{content}</svg>"
+        f'<div class="wide"><table id="{name}"><thead><tr>{line(columns, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _losses(curves: list[tuple[str, list[float]]]) -> str:
-    top = max(max(losses) for _, losses in curves) or 1.0
-    longest = max(len(losses) for _, losses in curves)
-    width, height = WIDTH - LEFT - 12, HEIGHT - BOTTOM - TOP
-    parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = TOP + height * (1 - share)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" class="end">{top * share:.2f}</text>')
-    for place, (name, losses) in enumerate(curves):
-        points = " ".join(
-            f"{LEFT + width * i / max(1, longest - 1):.1f},{TOP + height * (1 - v / top):.1f}"
-            for i, v in enumerate(losses)
-        )
-        parts.append(f'<polyline class="line run{place}" points="{points}"/>')
-        y = TOP + 14 + 18 * place
-        parts.append(
-            f'<line class="line run{place}" x1="{WIDTH - 130}" x2="{WIDTH - 106}" '
-            f'y1="{y - 4}" y2="{y - 4}"/><text x="{WIDTH - 98}" y="{y}">{escape(name)}</text>'
-        )
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 12}">step 1</text>')
-    parts.append(f'<text x="{WIDTH - 12}" y="{HEIGHT - 12}" class="end">{longest}</text>')
-    return _svg("".join(parts), label="training loss of both runs")
-
-
-def _layers(layers: list[dict[str, Any]]) -> str:
-    largest = max(layer["plain"] for layer in layers) or 1
-    row, left = 24, 78
-    width = WIDTH - left - 190
-    parts = []
-    for place, layer in enumerate(layers):
-        y = row * place
-        text = f"{layer['plain'] / 1e3:,.0f} → {layer['stored'] / 1e3:,.0f} kB"
-        plain, stored = (width * layer[key] / largest for key in ("plain", "stored"))
-        parts.append(
-            f'<text x="{left - 6}" y="{y + 15}" class="end">{escape(layer["name"])}</text>'
-            f'<rect class="fill0" x="{left}" y="{y + 3}" width="{plain:.1f}" height="8"/>'
-            f'<rect class="fill1" x="{left}" y="{y + 12}" width="{stored:.1f}" height="8"/>'
-            f'<text x="{left + max(plain, stored) + 8:.1f}" y="{y + 15}">{text}</text>'
-        )
-    return _svg("".join(parts), height=row * len(layers) + 6, label="bytes kept by layer")
-
-
-def _histogram(counts: list[int]) -> str:
-    largest = max(counts) or 1
-    width, height = WIDTH - LEFT - 12, HEIGHT - BOTTOM - TOP
-    step = width / len(counts)
-    parts = [
-        f'<rect class="fill1" x="{LEFT + step * i + 0.5:.1f}" '
-        f'y="{TOP + height * (1 - count / largest):.1f}" width="{step - 1:.1f}" '
-        f'height="{height * count / largest:.1f}"/>'
-        for i, count in enumerate(counts)
-    ]
-    base = TOP + height
-    parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 12}" y1="{base}" y2="{base}"/>')
-    for share, text in ((0.0, "−bound"), (0.5, "0"), (1.0, "+bound")):
-        x = LEFT + width * share
-        anchor = ("", "middle", "end")[int(2 * share)]
-        parts.append(f'<line class="edge" x1="{x}" x2="{x}" y1="{TOP}" y2="{base + 4}"/>')
-        parts.append(f'<text x="{x}" y="{base + 20}" class="{anchor}">{text}</text>')
-    return _svg("".join(parts), label="histogram of errors over the bound")
-
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2329; --paper: #fff; --soft: #d5dae0;
-  --first: #8a939c; --second: #0072b2; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --paper: #14181c;
-  --soft: #3a424a; --first: #98a2ac; --second: #56b4e9; } }
-body { background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .5rem; border-bottom: 1px solid var(--soft); text-align: right; }
-th:first-child, td:first-child { text-align: left; } th { font-size: .85rem; }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
-.end { text-anchor: end; } .middle { text-anchor: middle; }
-.grid { stroke: var(--soft); } .edge { stroke: var(--ink); stroke-dasharray: 3 3; }
-.line { fill: none; stroke-width: 2; } .run0 { stroke: var(--first); }
-.run1 { stroke: var(--second); } .fill0 { fill: var(--first); } .fill1 { fill: var(--second); }
-"""
+def _scatter(record: dict[str, Any]) -> str:
+    points: dict[str, list[tuple[float, float]]] = {
+        "gradients of parameters": [],
+        "gradients that flow on": [],
+    }
+    for use in record["gradients"]["uses"]:
+        for name, suffix in zip(points, ("", "_stream"), strict=True):
+            predicted, measured = use[f"predicted{suffix}"], use[f"measured{suffix}"]
+            if predicted and measured:
+                points[name].append((predicted, measured))
+    return scatter(
+        list(points.items()), across="predicted", up="measured", label="predicted and measured"
+    )

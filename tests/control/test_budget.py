@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.control import budget
-from encke.control.budget import Budget, BudgetError, Way, cheapest, parse_bytes
+from encke.control import ways as keeping
+from encke.control.budget import Budget, BudgetError, parse_bytes
+from encke.control.ways import Way, cheapest
 from encke.study import zoo
 from encke.study.zoo import Batch, Model
 from encke.tape import Tape
@@ -102,7 +103,7 @@ def test_the_limit_holds_whatever_the_clock_says(
     case: tuple[Model, nn.Module, Batch], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     clock = random.Random(seed)
-    monkeypatch.setattr(budget, "_timed", lambda call, _: (clock.random() ** 3, call()))
+    monkeypatch.setattr(keeping, "_timed", lambda call, _: (clock.random() ** 3, call()))
     tape, policy = attach(case, 48 * KIB)
     run(tape, case, 3)
     assert run(tape, case, 10) <= policy.limit

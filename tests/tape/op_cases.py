@@ -386,8 +386,10 @@ case(
     MATRIX,
     weights=((48, 32),),
 )
-# An error carries small values across zero, where the slope jumps.
-case("PreluKernel", "channels", F.prelu, IMAGE, weights=((8,),), close=0.1)
+# Where the slope jumps, no value may cross: these gradients are exact.
+case("PreluKernel", "channels", F.prelu, IMAGE, weights=((8,),), close=0.0)
+case("Hardsigmoid", "saturated", lambda x: F.hardsigmoid(x * 3), MATRIX, close=0.0)
+case("Hardtanh", "saturated", lambda x: F.hardtanh(x * 3), MATRIX, close=0.0)
 POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {
     "Log": torch.log,
     "Log1P": torch.log1p,

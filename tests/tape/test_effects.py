@@ -82,3 +82,34 @@ def test_weights_that_are_no_parameters_of_the_model_have_a_name() -> None:
     loss.backward()
     products = [e for e in policy.effects if e.products]
     assert [e.parameter for e in products] == ["(top)/Mm.self"]
+
+
+class Residual(nn.Module):
+    """A product with a weight, added to a larger tensor in the same op."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, added: Tensor, x: Tensor) -> Tensor:
+        return torch.addmm(added, x + 0, self.weight)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_input_that_asks_for_a_gradient_is_not_taken_for_the_parameter(named: bool) -> None:
+    torch.manual_seed(0)
+    model = Residual(nn.Parameter(torch.randn(48, 32)))
+    added = torch.randn(256, 32, requires_grad=True)  # larger than the weight
+    x = torch.randn(256, 48, requires_grad=True)
+    policy = Checking(encke.RangeRelative(0.05))
+    way = torch.randn(256, 32)
+    with Tape(policy, model=model if named else None):
+        output = model(added, x)
+    kept, _, _ = torch.autograd.grad((output * way).sum(), [model.weight, added, x])
+    (effect,) = policy.effects
+    assert effect.parameter == ("weight" if named else "Residual/Addmm.mat1")
+    assert effect.parameter_square == pytest.approx(float(kept.square().sum()), rel=1e-5)
+    assert effect.measured is not None
+    true = float((x.detach().t() @ way - kept).square().sum())
+    assert effect.measured == pytest.approx((true, 0.0), rel=1e-2)
+    assert effect.predicted == pytest.approx(true, rel=0.2)

@@ -7,7 +7,7 @@ gradient       mean of ‖g‖² over the steps seen: signal and minibatch noise
 noise          ‖g‖² less the squared norm of the optimizer's running mean of g
 momentum       ‖m‖² of the momentum m = Σ βᵏ g, along which the optimizer steps. One that
                divides by the root of a mean of g², as Adam, also feels an error there, as a
-               shorter step: for those at most what noise alone makes of m, ‖g‖² / (1 - β²)
+               shorter step: for those it is the mean of ‖g‖², as `gradient`
 magnitude      the number of weights times the squared mean of |m|: COMET's scale
 second_moment  the sum of Adam's running mean of g²
 
@@ -67,9 +67,7 @@ class Reference:
             return float(momentum.numel() * momentum.abs().mean() ** 2) * horizon**2
         square = float(torch.linalg.vector_norm(momentum).double() ** 2) * horizon**2
         if self.kind == "momentum":
-            if "exp_avg_sq" in state:
-                square = min(square, seen / (1 - self._decay(parameter) ** 2))
-            return max(square, seen)
+            return seen if "exp_avg_sq" in state else max(square, seen)
         return max(seen - square * (1 - self._decay(parameter)) ** 2, 0.1 * seen)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:

@@ -16,10 +16,8 @@ from encke.tape.protocol import Effect
 
 
 def own_variance(effect: Effect) -> float:
-    """Expected ‖ΔdW‖²: the closed form where there is one, else what a probe measured."""
-    if effect.products:
-        return effect.mean_square * effect.products * effect.gradient_square
-    return effect.probed
+    """E‖ΔdW‖² that one tensor's error brings to the parameter of the op that used it."""
+    return effect.predicted
 
 
 def signal_share(effect: Effect) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from encke.tape import products
 from encke.tape.graph import leaf_behind, op_name
@@ -63,7 +63,8 @@ class Probe:
         received: Gradients,
     ) -> Effect:
         leaves = [leaf_behind(n) for n, _ in node.next_functions]
-        mine = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        mine = self._parameters(leaves)
+        onward = [i for i, leaf in enumerate(leaves) if leaf is None]
         parameter = max(
             (i for i in mine if returned[i] is not None),
             key=lambda i: returned[i].numel(),  # type: ignore[union-attr]
@@ -92,7 +93,7 @@ class Probe:
             known["mean_square"], known["input_square"] = noise.seen(source)
         elif slot.error > 0:
             again = noise.during(lambda: node(*received))
-            known["probed"], known["stream"] = difference(returned, _tuple(again), mine)
+            known["probed"], known["stream"] = difference(returned, _tuple(again), mine, onward)
         if slot.check is not None:
             exact = slot.check
             slot.noise = lambda _: exact
@@ -100,8 +101,15 @@ class Probe:
                 again = node(*received)
             finally:
                 slot.noise = None
-            known["measured"] = difference(returned, _tuple(again), mine)
+            known["measured"] = difference(returned, _tuple(again), mine, onward)
         return Effect(**known)
+
+    def _parameters(self, leaves: Sequence[Tensor | None]) -> list[int]:
+        """Which of an op's inputs are parameters, not merely inputs that ask for a gradient."""
+        every = [(i, leaf) for i, leaf in enumerate(leaves) if leaf is not None]
+        sure = [i for i, p in every if isinstance(p, nn.Parameter) or self._name_of(p)]
+        # Weights may also be plain tensors that no module knows.
+        return sure or [i for i, _ in every]
 
 
 class Noise:
@@ -158,7 +166,7 @@ def square(t: Tensor | None) -> float:
 
 
 def difference(
-    one: Gradients, other: Gradients, parameters: Sequence[int]
+    one: Gradients, other: Gradients, parameters: Sequence[int], onward: Sequence[int]
 ) -> tuple[float, float]:
     """‖Δ‖² in the gradients of parameters, and ‖Δ‖²/‖·‖² in those that flow on."""
     own = flow = total = 0.0
@@ -169,7 +177,7 @@ def difference(
         change = square(a - b.sum_to_size(a.shape))
         if index in parameters:
             own += change
-        else:
+        elif index in onward:
             flow += change
             total += square(a)
     return own, (flow / total if total > 0 else 0.0)

@@ -98,6 +98,13 @@ class Effect:
     stream: float = 0.0
     measured: tuple[float, float] | None = None
 
+    @property
+    def predicted(self) -> float:
+        """Expected ‖ΔdW‖²: the closed form where there is one, else what a probe measured."""
+        if self.products:
+            return self.mean_square * self.products * self.gradient_square
+        return self.probed
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:

@@ -67,6 +67,10 @@ def _open_sides(node: Any) -> tuple[float, float]:
 
 
 HARDTANH = Rule(Need.SIGN, _inside_open, sides=_open_sides)
+#: torch passes a sixth of the gradient where -3 < x < 3, so not for a NaN.
+HARDSIGMOID = Rule(
+    Need.SIGN, lambda t, _: torch.gt(t, -3) & torch.lt(t, 3), sides=lambda _: (0.0, 3.0)
+)
 
 _table: dict[str, dict[str, Rule]] = {}
 
@@ -122,7 +126,7 @@ for _op in (
 add_rule("Softmax", result=VALUE)
 add_rule("LogSoftmax", result=EXACT)
 # Activations whose slope needs the value.
-add_rule("Gelu Silu Mish Softplus LogSigmoid Hardswish Hardsigmoid Celu", self=VALUE)
+add_rule("Gelu Silu Mish Softplus LogSigmoid Hardswish Celu", self=VALUE)
 add_rule("LogSigmoid", buffer=VALUE)
 add_rule("Glu Erf Sin Cos Log Log1P Pow Sqrt Rsqrt Reciprocal", self=VALUE)
 add_rule("Pow", exponent=FACTOR, result=VALUE)
@@ -130,12 +134,14 @@ add_rule("Elu Celu", self=VALUE, result=VALUE)
 add_rule("Sigmoid Tanh Exp Expm1 Sqrt Rsqrt Reciprocal", result=VALUE)
 add_rule("Mul", self=FACTOR, other=FACTOR)
 add_rule("Div", self=FACTOR, other=FACTOR)
-add_rule("PreluKernel", self=VALUE, weight=EXACT)
+# Its slope jumps at zero, and an error carries the values near it across.
+add_rule("PreluKernel", self=EXACT, weight=EXACT)
 # Activations whose slope has two values.
 add_rule("Relu", result=RELU)
 add_rule("Threshold", self=EXACT, result=EXACT)
 add_rule("LeakyRelu", self=POSITIVE, result=POSITIVE)
 add_rule("Hardtanh", self=HARDTANH)
+add_rule("Hardsigmoid", self=HARDSIGMOID)
 # Pooling and padding look only at their input's shape.
 add_rule("MaxPool2DWithIndices MaxPool3DWithIndices", self=SHAPE, result1=Rule(Need.WINDOW))
 add_rule("AdaptiveMaxPool2D AdaptiveMaxPool3D FractionalMaxPool2D", self=SHAPE, result1=INDEX)

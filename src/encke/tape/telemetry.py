@@ -146,13 +146,12 @@ def tensor_row(step: int, record: Record, effects: list[Effect] | None = None) -
 
 
 def _effect_row(effect: Effect) -> Row:
-    closed_form = effect.mean_square * effect.products * effect.gradient_square
     own, stream = effect.measured or (None, None)
     return {
         "consumer": _site_row(effect.consumer),
         "parameter": effect.parameter,
         "gradient": effect.parameter_square,
-        "predicted": closed_form if effect.products else effect.probed,
+        "predicted": effect.predicted,
         "measured": own,
         "predicted_stream": effect.stream,
         "measured_stream": stream,
