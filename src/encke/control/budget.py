@@ -123,7 +123,9 @@ class Budget:
             if not observe or given.bound is None or self._all_exact():
                 return way.unchanged()
             return replace(given, observe=True, check=False)
-        check = given.check and sight.tensor.untyped_storage().nbytes() <= self._room
+        # Beside the exact tensor its packed form takes room, and those after it vary in size.
+        least = int((1 + _MOST_HEADROOM) * sight.tensor.untyped_storage().nbytes())
+        check = given.check and least + int(_HEADROOM * self.limit) <= self._room
         self._checking |= check
         return way.applied(replace(given, observe=observe, check=check))
 
