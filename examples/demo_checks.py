@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encke import Tape
-from encke.control.theory import own_variance
 from encke.tape.protocol import Effect, Policy, Sight, Treatment
 from encke.tape.telemetry import tensor_row
 
@@ -130,7 +129,7 @@ def judged(effect: Effect) -> tuple[str, float, float] | None:
     if effect.measured is None:
         return None
     own, stream = effect.measured
-    predicted = own_variance(effect)
+    predicted = effect.predicted
     if predicted > 0 and effect.parameter_square > 0:
         square = effect.parameter_square
         return effect.parameter or "", predicted / square, own / square
@@ -151,7 +150,7 @@ def _uses(effects: list[Effect]) -> list[dict[str, Any]]:
             "order": seen[0].order,
             "parameter": seen[0].parameter,
             "form": "closed form" if seen[0].products else "probe",
-            "predicted": _mean([own_variance(e) / e.parameter_square for e in own]),
+            "predicted": _mean([e.predicted / e.parameter_square for e in own]),
             "measured": _mean([e.measured[0] / e.parameter_square for e in own if e.measured]),
             "predicted_stream": None,
             "measured_stream": None,

@@ -23,7 +23,6 @@ from rows import Rows
 
 import encke
 from encke.control.adaptive import Adaptive
-from encke.control.theory import own_variance
 from encke.study import zoo
 from encke.tape import Effect, Sight, Treatment
 
@@ -73,8 +72,8 @@ def measure(name: str, batch: int, warm: int, steps: int) -> list[dict[str, obje
     for e in seen:
         if e.measured is None:
             continue
-        if e.parameter_square > 0 and own_variance(e) > 0:
-            pair = own_variance(e), e.measured[0]
+        if e.parameter_square > 0 and e.predicted > 0:
+            pair = e.predicted, e.measured[0]
             kind = "product" if e.products else "parameter"
         else:
             pair, kind = (e.stream, e.measured[1]), "stream"

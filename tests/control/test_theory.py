@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.control.theory import own_variance
 from encke.tape import Effect, Sight, Tape, Treatment
 
 LAYERS = {
@@ -65,7 +64,7 @@ def test_measured_gradient_error_is_the_predicted_one(name: str) -> None:
     layer, x = make(), torch.randn(shape)
     effects = effects_of(layer, x, encke.RangeRelative(0.05), steps=6)
     assert len(effects) == 6
-    predicted = sum(own_variance(e) for e in effects)
+    predicted = sum(e.predicted for e in effects)
     measured = sum(e.measured[0] for e in effects if e.measured is not None)
     assert effects[0].products > 0
     assert measured == pytest.approx(predicted, rel=0.1)
@@ -75,7 +74,7 @@ def test_zeros_add_no_error() -> None:
     torch.manual_seed(0)
     x = torch.randn(256, 96) * (torch.rand(256, 96) < 0.25)
     effects = effects_of(nn.Linear(96, 80), x, encke.RangeRelative(0.05), steps=6)
-    predicted = sum(own_variance(e) for e in effects)
+    predicted = sum(e.predicted for e in effects)
     measured = sum(e.measured[0] for e in effects if e.measured is not None)
     error = effects[0].error
     assert effects[0].mean_square == pytest.approx(error**2 / 3 * 0.25, rel=0.1)
@@ -103,6 +102,6 @@ def test_derived_input_of_a_convolution_is_predicted_too() -> None:
     effects = effects_of(model, torch.randn(16, 8, 20, 20), encke.RangeRelative(0.03), steps=6)
     derived = [e for e in effects if e.consumer.module == "3"]
     assert {str(e.site) for e in derived} == {"1/NativeBatchNorm.input"}
-    predicted = sum(own_variance(e) for e in derived)
+    predicted = sum(e.predicted for e in derived)
     measured = sum(e.measured[0] for e in derived if e.measured is not None)
     assert measured == pytest.approx(predicted, rel=0.1)

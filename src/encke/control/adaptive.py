@@ -18,7 +18,7 @@ from encke.bound import Absolute, RmsRelative
 from encke.control.allocate import Demand, water_fill
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
-from encke.control.theory import own_variance, signal_share
+from encke.control.theory import signal_share
 from encke.errors import UnsupportedError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
@@ -161,7 +161,7 @@ class Adaptive:
                     effect.parameter, self._parameters.get(effect.parameter)
                 )
                 if scale > 0:
-                    relative += own_variance(effect) / scale
+                    relative += effect.predicted / scale
             name = str(effect.site)
             before, _ = found.get(name, (0.0, 0))
             found[name] = (before + relative / effect.error**2, effect.values)

@@ -16,6 +16,7 @@ from encke.control.fixed import Fixed
 from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
+from encke.tape.graph import is_compiled, is_traced
 from encke.tape.telemetry import Target
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -60,7 +61,7 @@ def attach(
             f"attach takes a torch.nn.Module, this is {type(model).__name__}; for a part of a "
             "computation without a module, use `with encke.activations(bound):`"
         )
-    if getattr(model, "_compiled_call_impl", None) or hasattr(model, "_orig_mod"):
+    if is_compiled(model):
         raise UnsupportedError(
             "the model is compiled: its saved tensors belong to the compiled graph, out of the "
             "tape's reach; attach to the model as it was before torch.compile"
@@ -149,18 +150,13 @@ class _Hook:
         return type(self), ()
 
 
-def _is_traced() -> bool:
-    """Whether the model is being compiled, exported or traced: there the tape stands aside."""
-    return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
-
-
 class _Enter(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self.tape is not None and not _is_traced():
+        if self.tape is not None and not is_traced():
             self.tape.begin_call(sys._getframe(1))
 
 
 class _Leave(_Hook):
     def __call__(self, _module: nn.Module, _args: Any, result: Any) -> None:
-        if self.tape is not None and not _is_traced():
+        if self.tape is not None and not is_traced():
             self.tape.end_call(result)

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from encke.bound import FixedRate
-from encke.control.theory import own_variance
 from encke.errors import UnsupportedError
 from encke.tape.protocol import Effect, Sight, Treatment
 
@@ -110,7 +109,7 @@ class GroupBits:
         bits = self.bits.get(name, 4)
         relative = effect.stream
         if effect.parameter_square > 0:
-            relative += own_variance(effect) / effect.parameter_square
+            relative += effect.predicted / effect.parameter_square
         _, before = self._demands.get(name, (0, 0.0))
         self._demands[name] = (effect.values, before + relative * (2**bits - 1) ** 2)
 

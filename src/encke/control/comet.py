@@ -20,7 +20,6 @@ from torch import nn
 
 from encke.bound import Absolute, RangeRelative
 from encke.control.reference import Reference
-from encke.control.theory import own_variance
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
 _PRODUCTS = frozenset({"Convolution", "Addmm", "Mm", "Linear"})
@@ -73,7 +72,7 @@ class Comet:
             return
         self._reference.see(effect.parameter, effect.parameter_square)
         scale = self._reference.of(effect.parameter, self._parameters.get(effect.parameter))
-        variance = own_variance(effect) / effect.error**2
+        variance = effect.predicted / effect.error**2
         if scale > 0 and variance > 0:
             self.bounds[str(effect.site)] = self.share * math.sqrt(scale / variance)
 

@@ -15,11 +15,6 @@ from __future__ import annotations
 from encke.tape.protocol import Effect
 
 
-def own_variance(effect: Effect) -> float:
-    """E‖ΔdW‖² that one tensor's error brings to the parameter of the op that used it."""
-    return effect.predicted
-
-
 def signal_share(effect: Effect) -> float:
     """How much of a relative error in dY arrives in dW.
 

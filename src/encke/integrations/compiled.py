@@ -1,25 +1,11 @@
-"""Whether torch.compile stands between a module and its forward."""
+"""Refusing models that torch.compile runs."""
 
 from __future__ import annotations
-
-import sys
 
 from torch import nn
 
 from encke.errors import UnsupportedError
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling `module` runs a graph of torch.compile instead of its forward.
-
-    >>> is_compiled(nn.ReLU())
-    False
-    """
-    if module._compiled_call_impl is not None:
-        return True
-    # Importing it takes seconds, and nothing is compiled where nobody has.
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and isinstance(module, frames.OptimizedModule)
+from encke.tape.graph import is_compiled
 
 
 def refuse_compiled(module: nn.Module, *, asked: bool = False) -> None:

@@ -31,8 +31,8 @@ from torch.optim import Optimizer
 
 from encke.control import Adaptive, attach
 from encke.errors import UnsupportedError
-from encke.integrations.compiled import is_compiled
 from encke.tape import Policy, Tape
+from encke.tape.graph import is_compiled, is_traced, under_transform
 from encke.tape.ledger import Ledger
 
 #: Makes the policy for a model and the optimizers that train it.
@@ -137,12 +137,8 @@ class Discovery:
             self.optimizers_seen.append(type(optimizer).__name__)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        if torch._C._get_tracing_state() is not None:
-            return  # a tape stands aside while a model is traced
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return  # torch.func saves nothing that a tape could take over
+        if is_traced() or under_transform() or not torch.is_grad_enabled():
+            return  # there a tape stands aside
         given, attachment = self._known.get(module, (-1, None))
         if given != self._given:
             count = len(self.attachments)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from encke.codec import layout
 from encke.ops.select import select
-from encke.tape.graph import leaf_behind, op_name
+from encke.tape.graph import kept_for, leaf_behind, op_name
 from encke.tape.kept import Derived, Sides, Source, TwoValued, Whole, Window
 
 Recipe = Callable[["Deriver", Any, tuple[int, ...]], Source | None]
@@ -70,9 +70,7 @@ class Deriver:
 
     @staticmethod
     def source(node: Any, role: str) -> Source | None:
-        raw = getattr(node, f"_raw_saved_{role}", None)
-        handle = None if raw is None else raw.data
-        return getattr(handle, "source", None)
+        return getattr(kept_for(node, role), "source", None)
 
 
 class Affine(Derived):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from encke.tape import products
-from encke.tape.graph import leaf_behind, op_name
+from encke.tape.graph import kept_for, leaf_behind, op_name, running_node
 from encke.tape.kept import Slot, Source, Whole, Window
 from encke.tape.protocol import Effect, Site
 
@@ -43,7 +43,7 @@ class Probe:
         self._seed = seed
 
     def __call__(self, returned: Gradients, received: Gradients) -> None:
-        node = torch._C._current_autograd_node()
+        node = running_node()
         uses, self._uses = self._uses, ()  # the graph may outlive its backward
         with torch.no_grad():
             for role, source, consumer in uses:
@@ -191,5 +191,5 @@ def _seen_shape(node: Any, role: str) -> Sequence[int]:
     sizes = getattr(node, f"_saved_{role}_sym_sizes", None)
     if sizes is not None:
         return tuple(sizes)
-    handle = getattr(node, f"_raw_saved_{role}").data
+    handle = kept_for(node, role)
     return tuple(handle.shape)

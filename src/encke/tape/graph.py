@@ -1,13 +1,15 @@
 """Reading autograd's graph: which nodes are new, what each saved, what is a parameter.
 
-Everything the tape needs of torch beyond its public interface is in this file:
-`_sequence_nr` and `_raw_saved_*` of a node, `register_hooks` and `data` of a saved tensor,
-and the stack of default hooks. `tests/tape/test_torch_facts.py` tells when one changes.
+What is needed of autograd beyond its public interface is asked for here: `_sequence_nr` and
+`_raw_saved_*` of a node, `register_hooks` and `data` of a saved tensor, the stack of default
+hooks, the node that is running, and what stands between a model and eager autograd.
+`tests/tape/test_torch_facts.py` tells when one changes.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -132,3 +134,37 @@ def saved_tensor(node: Any, role: str) -> Tensor | None:
     value = getattr(node, attribute)
     found = value[int(rest[:-1])] if bracket else value
     return found if isinstance(found, Tensor) else None
+
+
+def running_node() -> Any:
+    """The node whose backward, or whose hook, is running."""
+    return torch._C._current_autograd_node()
+
+
+def kept_for(node: Any, role: str) -> Any:
+    """What a hook put in the place of a saved tensor; None where there is no such role."""
+    raw = getattr(node, _RAW + role, None)
+    return None if raw is None else raw.data
+
+
+def under_transform() -> bool:
+    """Whether torch.func (grad, vmap, …) runs, which saves nothing that could be taken over."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_traced() -> bool:
+    """Whether the code that runs is being compiled, exported or traced."""
+    return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling `module` runs a graph of torch.compile instead of its forward.
+
+    >>> is_compiled(nn.ReLU())
+    False
+    """
+    if module._compiled_call_impl is not None:
+        return True
+    # Importing it takes seconds, and nothing is compiled where nobody has.
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and isinstance(module, frames.OptimizedModule)

@@ -111,14 +111,12 @@ class Sight:
     """A tensor that is about to be kept.
 
     order    of the op in the forward pass
-    derivable  whether it could be computed from what is kept already
     """
 
     site: Site
     tensor: Tensor
     step: int
     order: int
-    derivable: bool = False
 
 
 class Policy(Protocol):

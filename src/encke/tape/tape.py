@@ -136,7 +136,7 @@ class Tape:
         self._depth += 1
         if self._depth > 1 or self._pauses or not torch.is_grad_enabled():
             return self
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if graph.under_transform():
             self._depth -= 1
             raise UnsupportedError(
                 "a model with a tape was called under torch.func (grad, vmap, …), which has no "
