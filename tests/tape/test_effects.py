@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import encke
 from encke.tape import Effect, Sight, Tape, Treatment
+from encke.tape.effects import difference
 
 
 class Checking:
@@ -113,3 +114,11 @@ def test_an_input_that_asks_for_a_gradient_is_not_taken_for_the_parameter(named:
     true = float((x.detach().t() @ way - kept).square().sum())
     assert effect.measured == pytest.approx((true, 0.0), rel=1e-2)
     assert effect.predicted == pytest.approx(true, rel=0.2)
+
+
+def test_a_small_gradient_that_flows_on_is_judged_by_itself() -> None:
+    large, small = torch.full((8,), 100.0), torch.full((8,), 0.1)
+    shaken = small + 0.05
+    own, flow = difference([large, small], [large, shaken], parameters=[], onward=[0, 1])
+    assert own == 0
+    assert flow == pytest.approx(0.25, rel=1e-4)

@@ -18,7 +18,7 @@ from encke.bound import Absolute, RmsRelative
 from encke.control.allocate import Demand, water_fill
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
-from encke.control.theory import signal_share
+from encke.control.theory import arriving
 from encke.errors import UnsupportedError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
@@ -78,7 +78,9 @@ class Adaptive:
         self._step = 0
         self._since = 0
         self._gradients = 1
+        # What a stream's error does to product layers, by their order; at least to someone.
         self._shares: list[tuple[int, float]] = []
+        self._least = 1.0
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -140,28 +142,32 @@ class Adaptive:
         for name in {e.parameter for e in effects if e.parameter}:
             squares = [e.parameter_square for e in effects if e.parameter == name]
             self.reference.see(name, max(squares))
+        scales = {
+            name: self.reference.of(name, self._parameters.get(name))
+            for name in {e.parameter for e in effects if e.parameter}
+        }
         if self._observing or not self._shares:
             # Only a step that was observed as a whole tells what the network is made of.
-            self._gradients = max(1, len({e.parameter for e in effects if e.parameter}))
+            self._gradients = max(1, len(scales))
+            known = [e for e in effects if scales.get(e.parameter or "", 0.0) > 0]
             self._shares = sorted(
                 {
-                    (e.order, signal_share(e))
-                    for e in effects
-                    if e.products and e.parameter_square > 0
+                    (e.order, arriving(e) / scales[e.parameter or ""])
+                    for e in known
+                    if e.products
                 }
             )
+            whole = [e.parameter_square / scales[e.parameter or ""] for e in known]
+            self._least = sum(whole) / len(whole) if whole else 1.0
         found: dict[str, tuple[float, int]] = {}
         for effect in effects:
             if effect.error <= 0:
                 continue
             upstream = sum(share for order, share in self._shares if order < effect.order)
-            relative = effect.stream * max(upstream, 1.0)
-            if effect.parameter:
-                scale = self.reference.of(
-                    effect.parameter, self._parameters.get(effect.parameter)
-                )
-                if scale > 0:
-                    relative += effect.predicted / scale
+            relative = effect.stream * max(upstream, self._least)
+            scale = scales.get(effect.parameter or "", 0.0)
+            if scale > 0:
+                relative += effect.predicted / scale
             name = str(effect.site)
             before, _ = found.get(name, (0.0, 0))
             found[name] = (before + relative / effect.error**2, effect.values)
@@ -200,6 +206,7 @@ class Adaptive:
             "since": self._since,
             "gradients": self._gradients,
             "shares": [list(pair) for pair in self._shares],
+            "least": self._least,
             "bounds": dict(self.bounds),
             "sensitivity": dict(self.sensitivity),
             "values": dict(self.values),
@@ -212,6 +219,7 @@ class Adaptive:
         self._step, self._since = state["step"], state["since"]
         self._gradients = state["gradients"]
         self._shares = [(int(order), float(share)) for order, share in state["shares"]]
+        self._least = float(state["least"])
         self.bounds = dict(state["bounds"])
         self.sensitivity = dict(state["sensitivity"])
         self.values = dict(state["values"])

@@ -244,16 +244,17 @@ class Budget:
             "needs every bit. Possible is "
             f"budget={math.ceil(reached / (1 - self._headroom))} or more, or a smaller batch"
         )
-        values = sum(
-            place.values
-            for place in self.places.values()
-            if chosen[place.group].kind == "lossy"
-        )
+        lossy = {g for g, way in chosen.items() if way.kind == "lossy"}
+        values = sum(place.values for place in self.places.values() if place.group in lossy)
         missing = reached - self.limit
         if self._others >= self.limit or not values:
             return f"{text}; no tolerance would reach {self.limit:,}"
-        # A bound twice as large saves a bit a value; variance goes with its square.
-        factor = 4.0 ** (8 * missing / values)
+        rate = 8 * sum(chosen[g].bytes for g in lossy) / values
+        wanted = rate - 8 * missing / values
+        if wanted <= 0:
+            return f"{text}; no tolerance would reach {self.limit:,}"
+        # Of values with variance s, an error with variance d leaves about ½ log2(1 + s/d) bits.
+        factor = (4.0**rate - 1) / (4.0**wanted - 1)
         tolerance = getattr(self.inner, "tolerance", None)
         if tolerance is None:
             return f"{text}, or bounds about {math.sqrt(factor):.2g} times as large"

@@ -308,6 +308,9 @@ class Sides(Source):
             kernels = select(self._bits.device)
             flat = kernels.positive_decode(self._bits, math.prod(self._shape), self._dtype)
             return layout.from_memory(flat.view(self._shape), self.order)
+        if self._slot is not None and (one, other) == (1.0, 0.0):
+            # ReLU's backward asks what is positive: the magnitude tells, in a single pass.
+            return self._slot.get().abs()
         mask = self.mask()
         if (one, other) == (1.0, 0.0):
             return mask.to(self._dtype)

@@ -31,27 +31,27 @@ def to_places(
     if count > _BYTE:
         return None
     size = list(input_size[-axes:])
-    starts = _starts(index, stride, padding)
-    rest, place, factor = index, torch.zeros_like(index), 1
-    for axis in reversed(range(axes)):
-        position = rest % size[axis]
-        rest = rest // size[axis]
-        place += (position - starts[axis]) * factor
-        factor *= span[axis]
+    if any(long > whole for long, whole in zip(span[1:], size[1:], strict=True)):
+        return None  # two places of a window would lie equally far from its start
+    far = _distances(span, size)
+    place_of = torch.zeros(int(far[-1]) + 1, dtype=torch.uint8)
+    place_of[far] = torch.arange(count, dtype=torch.uint8)
+    first = _first(index, stride, padding, size)
+    place_of, far = place_of.to(index.device), far.to(index.device)
+    places = place_of[index - first]
 
     def restore(places: Tensor) -> Tensor:
-        rest = places.to(torch.int64)
-        result, factor = torch.zeros_like(rest), 1
-        for axis in reversed(range(axes)):
-            result += (rest % span[axis] + starts_like(rest)[axis]) * factor
-            rest = rest // span[axis]
-            factor *= size[axis]
-        return result
+        return far[places.to(torch.int32)].add_(_first(places, stride, padding, size))
 
-    def starts_like(places: Tensor) -> list[Tensor]:
-        return _starts(places, stride, padding)
+    return places, restore
 
-    return place.to(torch.uint8), restore
+
+def _distances(span: Sequence[int], size: Sequence[int]) -> Tensor:
+    """How far in the input plane each place of a window lies from the window's first."""
+    far = torch.zeros(1, dtype=torch.int64)
+    for length, whole in zip(span, size, strict=True):
+        far = (far.view(-1, 1) * whole + torch.arange(length)).view(-1)
+    return far
 
 
 def _full(numbers: Sequence[int], axes: int) -> list[int]:
@@ -59,12 +59,16 @@ def _full(numbers: Sequence[int], axes: int) -> list[int]:
     return given * axes if len(given) == 1 else given
 
 
-def _starts(like: Tensor, stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
-    """Where the window of each output begins, along each axis, ready to broadcast."""
+def _first(
+    like: Tensor, stride: Sequence[int], padding: Sequence[int], size: Sequence[int]
+) -> Tensor:
+    """Flat position of each output's window in the input plane, ready to broadcast.
+
+    A window that begins in the padding has its first place outside; sums are right anyway.
+    """
     axes = len(stride)
-    result = []
+    first = torch.zeros((), dtype=torch.int64, device=like.device)
     for axis in range(axes):
         at = torch.arange(like.shape[like.ndim - axes + axis], device=like.device)
-        at = at * stride[axis] - padding[axis]
-        result.append(at.view(-1, *(1,) * (axes - 1 - axis)))
-    return result
+        first = first.unsqueeze(-1) * size[axis] + at * stride[axis] - padding[axis]
+    return first
