@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encke.cli.output import print_json, print_table
+from encke.cli.train import add_training_options, part_given, training_given
 
 if TYPE_CHECKING:
     from encke.study.definition import Study
@@ -60,11 +61,7 @@ def _add_run(parts: Any) -> None:
         help="ways to train, as plain,encke:tolerance=0.02,checkpoint (default plain,encke)",
     )
     group.add_argument("--seeds", metavar="S,…", help="as 0,1,2 (default 0)")
-    group.add_argument("--epochs", type=int, metavar="N", help="passes over the data")
-    group.add_argument("--steps", type=int, metavar="N", help="steps, if epochs are too long")
-    group.add_argument("--batch", type=int, metavar="N", help="examples of a step")
-    group.add_argument("--optimizer", metavar="O", help="sgd (default), adamw or adam")
-    group.add_argument("--rate", type=float, metavar="R", help="learning rate")
+    add_training_options(group)
     command.set_defaults(run=run)
 
 
@@ -109,14 +106,11 @@ def study_of(arguments: argparse.Namespace) -> Study:
     from encke.errors import UnsupportedError
     from encke.study.definition import make, read
 
-    training = {
-        name: getattr(arguments, name)
-        for name in ("epochs", "steps", "batch", "optimizer", "rate")
-        if getattr(arguments, name) is not None
-    }
-    given = [*(["policies", "seeds", "data"]), *training]
+    training = training_given(arguments)
     if arguments.study.endswith(".toml"):
-        extra = [name for name in given if getattr(arguments, name) is not None]
+        named = ("data", "policies", "seeds", "model_options", "data_options")
+        extra = [name.replace("_", "-") for name in named if getattr(arguments, name)]
+        extra += training
         if extra:
             raise UnsupportedError(
                 f"--{', --'.join(extra)} belong into {arguments.study}, which defines the study"
@@ -130,8 +124,8 @@ def study_of(arguments: argparse.Namespace) -> Study:
     from encke.study.ways import parse_list
 
     definition: dict[str, Any] = {
-        "models": [arguments.study],
-        "data": [arguments.data],
+        "models": part_given(arguments.study, arguments.model_options),
+        "data": part_given(arguments.data, arguments.data_options),
         "policies": [str(way) for way in parse_list(arguments.policies or "plain,encke")],
         "seeds": _numbers(arguments.seeds or "0"),
         "training": training,

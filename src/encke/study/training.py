@@ -46,9 +46,17 @@ class Training:
     # -- going on ------------------------------------------------------------------------
 
     def run(
-        self, *, until: int | None = None, on_point: Callable[[Point], None] | None = None
+        self,
+        *,
+        until: int | None = None,
+        on_step: Callable[[Point], None] | None = None,
+        on_point: Callable[[Point], None] | None = None,
     ) -> None:
-        """Train to the end, or to step `until`, measuring where the curve has points."""
+        """Train to the end, or to step `until`, measuring where the curve has points.
+
+        on_step   told step, loss, rate and ratio of every step
+        on_point  told every point of the curve
+        """
         if self.step == 0 and not self.curve:
             self._measure(on_point)
         while self.step < (self.steps if until is None else min(until, self.steps)):
@@ -56,9 +64,13 @@ class Training:
             tape = self.fitted.tape
             if tape is not None:
                 tape.ledger.reset_peak()
-            self._recent.append(self.take(batch))
+            rate = self.schedule.get_last_lr()[0]
+            loss = self.take(batch)
+            self._recent.append(loss)
             self.schedule.step()
             self.step += 1
+            if on_step is not None:
+                on_step({"step": self.step, "loss": loss, "rate": rate, "ratio": self._ratio()})
             if self.step in self.points:
                 self._measure(on_point)
 
@@ -93,21 +105,24 @@ class Training:
 
     def _measure(self, on_point: Callable[[Point], None] | None) -> None:
         test_loss, metric = self.subject.evaluate(self.network)
-        tape = self.fitted.tape
-        ratio = None
-        if tape is not None and tape.ledger.stored_peak:
-            ratio = tape.ledger.plain_peak / tape.ledger.stored_peak
         recent, self._recent = self._recent, []
         point = {
             "step": self.step,
             "train_loss": sum(recent) / len(recent) if recent else None,
             "test_loss": test_loss,
             "metric": metric,
-            "ratio": ratio,
+            "ratio": self._ratio(),
         }
         self.curve.append(point)
         if on_point is not None:
             on_point(point)
+
+    def _ratio(self) -> float | None:
+        """Plain bytes over stored ones at their peaks in the last step; None without a tape."""
+        tape = self.fitted.tape
+        if tape is None or not tape.ledger.stored_peak:
+            return None
+        return tape.ledger.plain_peak / tape.ledger.stored_peak
 
     # -- stopping and going on -----------------------------------------------------------
 

@@ -58,13 +58,26 @@ class Holding:
         self.peak = max(self.peak, self.bytes)
 
     @contextmanager
-    def watch(self, stretches: Iterable[Stretch] = ()) -> Iterator[None]:
-        """Inside, and in backward inside `stretches`, all that is saved is noted.
+    def within(self, stretches: Iterable[Stretch]) -> Iterator[None]:
+        """Inside, what `stretches` keep, and what they have when they run again, is noted.
+
+        To be left after backward, in which they run again.
+        """
+        before = [(stretch, stretch.inside, stretch.note) for stretch in stretches]
+        for stretch, _, _ in before:
+            stretch.inside, stretch.note = self.watch, self.note
+        try:
+            yield
+        finally:
+            for stretch, inside, note in before:
+                stretch.inside, stretch.note = inside, note
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Inside, all that is saved is noted.
 
         Hooks that are set already go on packing: what they return is what is held.
         """
-        for stretch in stretches:
-            stretch.inside, stretch.note = self.watch, self.note
         outer = active_hooks()
         pack: Callable[[Tensor], Any] = Tensor.detach  # an op that saves its output, itself
         unpack: Callable[[Any], Tensor] = _itself

@@ -54,7 +54,10 @@ def trace_kept(training: Training, batch: Batch) -> Trace:
 
 def _held(training: Training, batch: Batch, *, plain: bool) -> Trace:
     holding = Holding(training.network)
-    found = _trace(training, batch, plain=plain, held=lambda: holding.bytes, holding=holding)
+    with holding.within(training.fitted.stretches):
+        found = _trace(
+            training, batch, plain=plain, held=lambda: holding.bytes, holding=holding
+        )
     return Trace(points=found.points, forward_end=found.forward_end, peak=holding.peak)
 
 
@@ -103,8 +106,7 @@ def _watched(training: Training, batch: Batch, plain: bool, holding: Holding) ->
     with ExitStack() as stack:
         if not plain:
             stack.enter_context(fitted.around())
-        stretches = () if plain else fitted.stretches
-        stack.enter_context(holding.watch(stretches))
+        stack.enter_context(holding.watch())
         output = training.network(*batch.inputs)
         return training.subject.loss(output, batch.target)
 
