@@ -127,7 +127,7 @@ def test_a_mistake_is_named_with_what_is_allowed(changes: dict[str, Any], said: 
 
 
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="study.toml is not TOML"):
+    with pytest.raises(StudyError, match=r"study\.toml is not TOML"):
         read(study_toml(tmp_path, "models = ["))
 
 

@@ -144,11 +144,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _print(outcome: Outcome) -> None:
-    from encke.study.summary import COLUMNS, table
+    from encke.study.summary import NAMES, table
 
-    rows = table(outcome.rows)
-    if rows:
-        print_table(COLUMNS, rows, title=f"Results in {outcome.directory}")
+    if outcome.rows:
+        title = f"{outcome.directory}, means over seeds"
+        print_table(*table(outcome.rows), title=title, names=NAMES)
     for row in outcome.rows:
         if row["status"] == "failed":
             error = row["error"]

@@ -103,7 +103,7 @@ def _value(text: str) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     """0 when the training has ended."""
     from encke.study.definition import make
-    from encke.study.summary import COLUMNS, table
+    from encke.study.summary import NAMES, table
     from encke.study.train import train
 
     definition = {
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(row)
     else:
-        print_table(COLUMNS, table([row]), title=f"Results in {arguments.out}")
+        print_table(*table([row]), title=f"Results in {arguments.out}", names=NAMES)
     return 0
 
 

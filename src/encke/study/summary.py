@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from encke.study.results import Row
 
-COLUMNS = ("model", "data", "policy", "seeds", "metric", "smaller", "peak", "time")
+#: Columns of `table` that are names, not numbers.
+NAMES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """The rows of a table under `COLUMNS`, as text; a row that has failed ends in a remark."""
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows, as text; a row of which all cells have failed ends in a remark."""
+    summaries = summarise(rows)
+    metrics = {one.name for one in summaries if one.name}
+    metric = metrics.pop() if len(metrics) == 1 else "metric"
+    columns = ["model", "data", "policy", "seeds", metric, "kept", "peak", "step time"]
     found = []
-    for one in summarise(rows):
+    for one in summaries:
         names = [one.model, one.data, one.policy]
         if not one.seeds:
             found.append([*names, f"failed, {one.failed} of {one.failed}"])
@@ -84,12 +89,12 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
                 *names,
                 seeds,
                 metric_text(one),
-                "" if one.ratio is None else f"{one.ratio:.1f}×",
+                "" if one.ratio is None else f"{one.ratio:.1f}× smaller",
                 "" if one.peak is None else f"{one.peak / 1e6:.1f} MB",
                 "" if one.relative is None else f"{one.relative:.2f}×",
             ]
         )
-    return found
+    return columns, found
 
 
 def metric_text(one: Summary) -> str:
