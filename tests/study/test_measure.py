@@ -79,7 +79,9 @@ def test_what_the_tape_keeps_adds_up(rows: dict[str, dict[str, Any]]) -> None:
     for way in ("encke", "fixed:range=0.01", "comet", "group", "zfp"):
         row = rows[way]
         stored = sum(layer["stored_bytes"] for layer in row["layers"])
-        assert stored == sum(row["codecs"].values()) == row["memory"]["stored_bytes"], way
+        assert stored == sum(row["codecs"].values())
+        # At its peak a mask may be there that the values make superfluous a moment later.
+        assert stored <= row["memory"]["stored_bytes"] < 1.3 * stored, way
         assert row["memory"]["plain_bytes"] == rows["plain"]["memory"]["plain_bytes"]
         for layer in row["layers"]:
             assert (layer["bound"] is not None) == (layer["how"] == "lossy")

@@ -15,10 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -174,13 +172,14 @@ def killed(cell: Cell, code: int, said: str) -> Row:
     }
 
 
-def _end_with(stream: Any, end: Callable[[int], None] = os._exit) -> None:
-    """Wait in a thread for the end of `stream`, then end this process at once."""
+def _end_with(stream: int) -> None:
+    """Wait in a thread for the end of an open file, then end this process at once."""
 
     def wait() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            stream.read()
-        end(1)
+        with contextlib.suppress(OSError):
+            while os.read(stream, 4096):
+                pass
+        os._exit(1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
@@ -188,11 +187,14 @@ def _end_with(stream: Any, end: Callable[[int], None] = os._exit) -> None:
 def main() -> None:
     """Run the cell that is on the standard input's first line."""
     cell = Cell.of_json(json.loads(sys.stdin.readline()))
-    _end_with(sys.stdin)
+    _end_with(sys.stdin.fileno())
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads:
         torch.set_num_threads(int(threads))
     results.write_cell(Path(sys.argv[1]), run(cell))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to do, and torch takes its time to take itself apart
 
 
 if __name__ == "__main__":

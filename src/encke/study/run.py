@@ -6,7 +6,6 @@ moment, goes on where it stopped when it is run again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -25,6 +24,11 @@ from encke.study.cells import Cell
 from encke.study.definition import Study
 from encke.study.errors import StudyError
 from encke.study.results import Row
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one directory are then not kept apart
+    fcntl = None  # type: ignore[assignment]
 
 _LOOK = 0.05  # seconds between looks at the processes
 _PATIENCE = 5.0  # seconds that a process has to end
@@ -105,7 +109,8 @@ def _alone(directory: Path) -> Iterator[None]:
     """No two runs write to one directory. A run that is killed lets go by itself."""
     with (directory / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StudyError(
                 f"another run is under way in {directory}; wait for it, or give another --out"
@@ -153,6 +158,7 @@ class _Pool:
         return False
 
     def _start(self, cell: Cell) -> None:
+        results.cell_path(self._directory, cell.id).unlink(missing_ok=True)  # of a failure
         threads = max(1, (os.cpu_count() or 1) // self._jobs)
         said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
@@ -174,11 +180,10 @@ class _Pool:
             self._watcher.start(cell)
 
     def _finish(self, one: _Process, waiting: Sequence[Cell]) -> None:
-        code = one.process.returncode
-        row = results.read_cell(self._directory, one.cell.id) if code == 0 else None
+        row = results.read_cell(self._directory, one.cell.id)
         if row is None:
             one.said.seek(0)
-            row = killed(one.cell, code, one.said.read())
+            row = killed(one.cell, one.process.returncode, one.said.read())
             results.write_cell(self._directory, row)
         self._close(one)
         self.ran += 1

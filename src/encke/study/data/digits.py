@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from encke.errors import UnsupportedError
+from encke.study.data.arrays import Array
 from encke.study.data.examples import Examples, Standardise, divide
 from encke.study.data.locate import package
 
@@ -36,8 +40,7 @@ def load_digits(
         raise UnsupportedError(
             f"size is {size}, the digits have 8 pixels a side; give 8 or more"
         )
-    datasets = package("sklearn.datasets", distribution="scikit-learn", reason="'digits'")
-    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = _read()
     pixels = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
     train, test = divide(pixels, torch.from_numpy(labels).long(), test_share=test_share)
     standardise = Standardise.of(train.inputs)
@@ -48,3 +51,18 @@ def load_digits(
         classes=tuple("0123456789"),
         prepare=standardise if size == 8 else Enlarge(standardise=standardise, size=size),
     )
+
+
+def _read() -> tuple[Array, Array]:
+    """Pixels and labels, from scikit-learn's file: importing all of it takes seconds."""
+    found = importlib.util.find_spec("sklearn")
+    folders = list(found.submodule_search_locations or []) if found is not None else []
+    for folder in folders:
+        path = Path(folder, "datasets", "data", "digits.csv.gz")
+        if path.is_file():
+            with gzip.open(path, "rt") as file:
+                table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    datasets = package("sklearn.datasets", distribution="scikit-learn", reason="'digits'")
+    images, labels = datasets.load_digits(return_X_y=True)
+    return images, labels
