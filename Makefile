@@ -24,8 +24,9 @@ help: ## this list
 
 setup: $(VENV)/.encke-installed ## virtual environment with torch, the package and the test tools
 
-demo: setup ## train a small network plainly and with compressed activations
-	$(BIN)/python examples/demo.py
+demo: setup ## train a network in three ways; a table, and report.html
+	$(BIN)/encke study run examples/demo.toml --out results/demo --jobs 2
+	$(BIN)/encke study report results/demo -o report.html
 
 test: setup ## every test, on the package as installed
 	$(BIN)/python -m pytest -n 2 tests
@@ -60,7 +61,7 @@ dev: $(BIN)/python ## build the native module into src/, for work with PYTHONPAT
 	cp build/dev/_native*.so src/encke/ops/native/
 
 clean: ## remove what was built; the virtual environment stays
-	rm -rf build dist _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis results/demo
 	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 

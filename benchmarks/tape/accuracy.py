@@ -103,22 +103,22 @@ def run(name: str, way: str, seed: int, curve: Rows) -> dict[str, object]:
             net.parameters(), lr=task.rate, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.rate, total_steps=steps)
-    set_ = WAYS[way](net, optimizer)
+    fitted = WAYS[way].fit(net, optimizer)
     begun, ratios, recent = time.perf_counter(), [], []
     feed = batches(task, source, seed)
     for step in range(1, steps + 1):
         inputs, target = next(feed)
-        if set_.tape is not None:
-            set_.tape.ledger.reset_peak()
-        with set_.around():
+        if fitted.tape is not None:
+            fitted.tape.ledger.reset_peak()
+        with fitted.around():
             loss = model.loss(net(*inputs), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         recent.append(float(loss.detach()))
-        if set_.tape is not None:
-            ratios.append(set_.tape.ledger.plain_peak / set_.tape.ledger.stored_peak)
+        if fitted.tape is not None:
+            ratios.append(fitted.tape.ledger.plain_peak / fitted.tape.ledger.stored_peak)
         if step % max(1, steps // 10) == 0 or step == steps:
             score, _ = evaluate(net, source, task)
             now = {"step": step, "loss": sum(recent) / len(recent), "score": score}

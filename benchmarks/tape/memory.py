@@ -62,7 +62,7 @@ def one(
 ) -> dict[str, object]:
     """A row, measured in this process."""
     import torch
-    from ways import WAYS, counted
+    from ways import WAYS
 
     from encke.study import zoo
     from encke.tape.peak import Peak
@@ -93,35 +93,37 @@ def one(
 
     step(small, contextlib.nullcontext)  # gradients and optimizer state are there from here on
     row: dict[str, object] = {"model": name, "way": way, "batch": batch, "data": kind}
-    if way in ("plain", "bf16"):
-        count = counted(net)
-        with WAYS[way](net, optimizer).around():
-            loss = model.loss_of(net, batches[0])
-        row["plain_bytes"] = row["stored_bytes"] = count.ledger.plain_peak
-        del loss
-        count.detach()
-    set_ = WAYS[way](net, optimizer)
+    fitted = WAYS[way].fit(net, optimizer)
+    if fitted.tape is None:
+        row["plain_bytes"], row["stored_bytes"] = (
+            held(model, net, batches[0], around, stretches)
+            for around, stretches in (
+                (fitted.plain, ()),
+                (fitted.around, fitted.stretches),
+            )
+        )
+        row["ratio"] = row["plain_bytes"] / row["stored_bytes"]  # type: ignore[operator]
     for i in range(warm):
-        step(batches[i % len(batches)], set_.around)
-    tape = set_.tape
+        step(batches[i % len(batches)], fitted.around)
+    tape = fitted.tape
     if tape is not None:
         tape.ledger.reset_peak()
     with Peak() as peak:
-        times = [step(batches[i % len(batches)], set_.around) for i in range(steps)]
+        times = [step(batches[i % len(batches)], fitted.around) for i in range(steps)]
     row["peak_bytes"] = peak.bytes
     if tape is not None:
         row["plain_bytes"] = tape.ledger.plain_peak
         row["stored_bytes"] = tape.ledger.stored_peak
         row["ratio"] = tape.ledger.plain_peak / tape.ledger.stored_peak
     row["loss"] = losses[-1]
-    if timed and tape is not None:
+    if timed and way != "plain":
         settled_allocator()
-        step(batches[0], set_.around)
+        step(batches[0], fitted.around)
         plain, mine = [], []
         for i in range(steps):
-            mine.append(step(batches[i % len(batches)], set_.around))
-            with tape.paused():
-                plain.append(step(batches[i % len(batches)], set_.around))
+            mine.append(step(batches[i % len(batches)], fitted.around))
+            with fitted.plain():
+                plain.append(step(batches[i % len(batches)], contextlib.nullcontext))
         row["step_seconds"], row["plain_step_seconds"] = median(mine), median(plain)
         row["relative_time"] = median([a / b for a, b in zip(mine, plain, strict=True)])
     else:
@@ -137,6 +139,20 @@ def settled_allocator() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
     libc.mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
+
+
+def held(model: object, net: object, batch: object, around: object, stretches: object) -> int:
+    """The most bytes that a step of a way without a tape holds for backward."""
+    from encke.study.measure.holding import Holding
+
+    holding = Holding(net)  # type: ignore[arg-type]
+    with holding.within(stretches):  # type: ignore[arg-type]
+        with around(), holding.watch():  # type: ignore[operator]
+            loss = model.loss_of(net, batch)  # type: ignore[attr-defined]
+        loss.backward()
+    for parameter in net.parameters():  # type: ignore[attr-defined]
+        parameter.grad.zero_()
+    return holding.peak
 
 
 def feed(model: object, name: str, batch: int) -> tuple[list[object], str]:

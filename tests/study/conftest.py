@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parent))  # for small_cells
 
 
 @pytest.fixture(autouse=True)

@@ -312,7 +312,7 @@ def test_the_argument_goes_before_the_variable(
 
 @pytest.mark.parametrize(
     ("name", "module", "distribution"),
-    [("digits", "sklearn.datasets", "scikit-learn"), ("cifar10", "PIL.Image", "Pillow")],
+    [("digits", "sklearn", "scikit-learn"), ("cifar10", "PIL.Image", "Pillow")],
 )
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, distribution: str

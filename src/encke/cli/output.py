@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 
 def print_json(value: Any) -> None:
@@ -25,14 +25,15 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = ""
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", names: int = 1
 ) -> None:
     """Columns with numbers to the right; rich on a terminal, aligned text elsewhere.
 
-    A row shorter than the columns ends in a remark that may run over the rest.
+    The first columns are `names` and stand to the left. A row shorter than the columns ends in
+    a remark that may run over the rest.
     """
     if sys.stdout.isatty():
-        _print_rich(columns, rows, title)
+        _print_rich(columns, rows, title, names)
         return
     if title:
         print(title)
@@ -40,23 +41,25 @@ def print_table(
     widths = [max(map(len, column)) for column in zip(columns, *full, strict=True)]
     remarked = [row[0] for row in rows if len(row) < len(columns)]
     widths[0] = max([widths[0], *map(len, remarked)])
-    print(_aligned(columns, widths))
+    print(_aligned(columns, widths, names))
     for row in rows:
         if len(row) == len(columns):
-            print(_aligned(row, widths))
+            print(_aligned(row, widths, names))
         else:
             print(f"{row[0].ljust(widths[0])}  {' '.join(row[1:])}")
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.ljust(width) if column == 0 else cell.rjust(width)
+def _aligned(cells: Sequence[str], widths: Sequence[int], names: int) -> str:
+    placed = (
+        cell.ljust(width) if column < names else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
-    return "  ".join([first, *rest]).rstrip()
+    return "  ".join(placed).rstrip()
 
 
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+def _print_rich(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, names: int
+) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -64,7 +67,8 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     console = Console(highlight=False)
     table = Table(title=title or None, title_justify="left", box=None)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if number < names else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     remarks = []
     for row in rows:
         if len(row) == len(columns):

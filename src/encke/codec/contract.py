@@ -55,6 +55,8 @@ class Codec(ABC):
     id: ClassVar[int]
     #: Whether `decode` takes `out=`, a contiguous tensor to fill.
     fills: ClassVar[bool] = False
+    #: Whether zeros come back as zeros, and with `keep_nonzero` nothing else does.
+    keeps_zeros: ClassVar[bool] = True
     #: Whether values may change at all; a lossy codec needs an error or a rate to work with.
     lossy: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[torch.dtype]]

@@ -37,6 +37,7 @@ class Group(Codec):
     name = "group"
     id = 4
     dtypes = FLOATS
+    keeps_zeros = False
 
     def encode(self, x: Tensor, request: Request) -> Encoded:
         if request.dither:

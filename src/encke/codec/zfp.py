@@ -41,6 +41,7 @@ class Zfp(Codec):
 
     name = "zfp"
     id = 8
+    keeps_zeros = False
     dtypes = frozenset({torch.float32, torch.float64})
 
     def encode(self, x: Tensor, request: Request) -> Encoded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -213,6 +214,9 @@ class Adaptive:
             "largest": dict(self._largest),
             "reference": dict(self.reference.squares),
             "guard": self.guard.state_dict(),
+            # Between an observed step and the next, what was seen is not yet learnt from.
+            "observing": self._observing,
+            "effects": [asdict(effect) for effect in self._effects],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -226,3 +230,5 @@ class Adaptive:
         self._largest = dict(state["largest"])
         self.reference.squares = dict(state["reference"])
         self.guard.load_state_dict(state["guard"])
+        self._observing = state.get("observing", False)
+        self._effects = [Effect.of_state(one) for one in state.get("effects", [])]

@@ -114,7 +114,14 @@ class GroupBits:
         self._demands[name] = (effect.values, before + relative * (2**bits - 1) ** 2)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "bits": dict(self.bits)}
+        return {
+            "step": self._step,
+            "bits": dict(self.bits),
+            "observing": self._observing,
+            "demands": {name: list(demand) for name, demand in self._demands.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step, self.bits = state["step"], dict(state["bits"])
+        self._observing = state.get("observing", False)
+        self._demands = {name: (n, s) for name, (n, s) in state.get("demands", {}).items()}

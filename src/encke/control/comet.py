@@ -77,7 +77,9 @@ class Comet:
             self.bounds[str(effect.site)] = self.share * math.sqrt(scale / variance)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step, "bounds": dict(self.bounds)}
+        squares = dict(self._reference.squares)
+        return {"step": self._step, "bounds": dict(self.bounds), "reference": squares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step, self.bounds = state["step"], dict(state["bounds"])
+        self._reference.squares = dict(state.get("reference", {}))

@@ -102,6 +102,8 @@ class Guard:
             "caution": dict(self._caution),
             "strikes": dict(self._strikes),
             "distrusted": sorted(self._distrusted),
+            "changed": self._changed,
+            "measured": {name: list(pair) for name, pair in self.measured.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,3 +112,5 @@ class Guard:
         self._caution = dict(state["caution"])
         self._strikes = dict(state["strikes"])
         self._distrusted = set(state["distrusted"])
+        self._changed = state.get("changed", False)
+        self.measured = {name: (p, m) for name, (p, m) in state.get("measured", {}).items()}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+from typing import Any
+from zlib import crc32
+
 from encke.tape.protocol import Site
 
 #: Steps after which a choice is made anew.
@@ -25,10 +29,17 @@ class Choices:
             return None
         codec, when, at = made
         # Places take turns, so that no one step has to choose for all of them.
-        due = when + self._refresh + hash(site) % self._refresh
+        due = when + self._refresh + crc32(str(site).encode()) % self._refresh
         if step >= due or not at / 2 <= error <= at * 2:
             return None
         return codec
 
     def put(self, site: Site, step: int, error: float, codec: str) -> None:
         self._made[site] = (codec, step, error)
+
+    def state_dict(self) -> list[list[Any]]:
+        """The choices, as plain lists."""
+        return [[*astuple(site), *made] for site, made in self._made.items()]
+
+    def load_state_dict(self, state: list[list[Any]]) -> None:
+        self._made = {Site(*one[:4]): (one[4], one[5], one[6]) for one in state}

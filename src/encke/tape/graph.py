@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -101,9 +101,14 @@ def has_hooks(raw: Any) -> bool:
     return raw.unpack_hook is not None
 
 
+def active_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """The default hooks that what is saved now goes through; None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
 def foreign_hooks_active() -> bool:
     """Whether default hooks for saved tensors are set: what is saved now is theirs."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return active_hooks() is not None
 
 
 def parameter_behind(t: Tensor) -> Tensor | None:

@@ -142,12 +142,12 @@ class Slot:
     def value(self) -> Tensor:
         """The values: decoded, within the bound; during a probe, what the probe wants."""
         if self.noise is not None:
-            return self.noise(self._decode())
+            return self.noise(self.decoded())
         if self._exact is not None:
             return self._exact
         found = self._recent.get(self)
         if found is None:
-            found = self._decode()
+            found = self.decoded()
         self.pending -= 1
         if self.pending > 0:
             self._recent.put(self, found)
@@ -155,7 +155,8 @@ class Slot:
             self._recent.drop(self)
         return found
 
-    def _decode(self) -> Tensor:
+    def decoded(self) -> Tensor:
+        """The values as backward will see them; looking does not count as a use."""
         if self._exact is not None:
             return self._exact
         assert self._packed is not None

@@ -32,12 +32,52 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 #: Written there, it makes the kernel forget the largest resident set so far.
 _FORGET_PEAK = "5"
+_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+_LARGEST_THRESHOLD = 64 << 20  # bytes; larger blocks always get pages of their own
 
 
 def trim() -> bool:
     """Give freed memory back to the system, where the allocator can; whether it could."""
     release = _malloc_trim()
     return release is not None and bool(release(0))
+
+
+def return_at_once(threshold: int = 65536) -> bool:
+    """Give every block of `threshold` bytes or more pages of its own from now on.
+
+    They go back to the system when the block is freed, as with `MALLOC_MMAP_THRESHOLD_` in
+    the environment, but from here on and not from the start of the process. Allocating is
+    slower then: time steps before. Whether the allocator could; glibc's can.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018 - raises elsewhere
+        if not library.mallopt(_MMAP_THRESHOLD, threshold):
+            return False
+    except (AttributeError, OSError, TypeError):
+        return False
+    trim()
+    _occupy_heap(library, threshold)
+    return True
+
+
+def _occupy_heap(library: ctypes.CDLL, threshold: int) -> None:
+    """Take the free blocks of the heap, which would be used before any new pages are.
+
+    They are not written to, so they cost address space and no memory.
+    """
+    library.malloc.restype = ctypes.c_void_p
+    library.malloc.argtypes = [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    size = _LARGEST_THRESHOLD
+    while size >= threshold:
+        block = library.malloc(size)
+        if block is None:
+            return
+        # The word before a block has its size; the second bit tells pages of its own.
+        if ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2:
+            library.free(block)
+            size //= 2
 
 
 @cache

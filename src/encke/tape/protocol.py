@@ -105,6 +105,13 @@ class Effect:
             return self.mean_square * self.products * self.gradient_square
         return self.probed
 
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Effect:
+        """What `dataclasses.asdict` was made of."""
+        measured = state["measured"]
+        sites = {name: Site(**state[name]) for name in ("site", "consumer")}
+        return cls(**state | sites | {"measured": None if measured is None else (*measured,)})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from encke.bound import Lossless
 from encke.codec import compress
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
+from encke.codec.registry import by_name
 from encke.errors import UnsupportedError
 from encke.tape import graph, store, windows
 from encke.tape.choice import Choices
@@ -73,6 +74,8 @@ class Tape:
         self.detachers: list[Callable[[], None]] = []
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
+        #: Called with every slot that is packed and the exact tensor it was packed from.
+        self.packed: list[Callable[[Slot, Tensor], None]] = []
 
     # -- what it holds -------------------------------------------------------------------
 
@@ -119,7 +122,12 @@ class Tape:
 
     def state_dict(self) -> dict[str, Any]:
         """The step and what the policy has learnt, for a checkpoint."""
-        return {"version": 1, "step": self.step, "policy": self.policy.state_dict()}
+        return {
+            "version": 1,
+            "step": self.step,
+            "policy": self.policy.state_dict(),
+            "choices": self._choices.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("version") != 1:
@@ -129,6 +137,7 @@ class Tape:
             )
         self.step = state["step"]
         self.policy.load_state_dict(state["policy"])
+        self._choices.load_state_dict(state.get("choices", []))
 
     # -- around a forward pass -----------------------------------------------------------
 
@@ -333,6 +342,8 @@ class Tape:
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
         slot = self._pack(site, t, treatment)
+        for see in self.packed:
+            see(slot, t)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
         if treatment.check:
             slot.check = t.detach()
@@ -351,14 +362,14 @@ class Tape:
         number = treatment.bound.number
         if codec == "auto":
             codec = self._choices.get(site, self.step, number) or "auto"
-        grouped = codec == "group"
+        zeros = codec == "auto" or by_name(codec).keeps_zeros
         packed = compress(
             t,
             treatment.bound,
             codec=codec,
             prefer=treatment.prefer,  # type: ignore[arg-type]
-            dither=treatment.dither and not exact and not grouped,
-            keep_nonzero=not exact and not grouped,
+            dither=treatment.dither and not exact and zeros,
+            keep_nonzero=not exact and zeros,
             seed=(self.step << 20) + self._order if not exact else 0,
         )
         if codec == "auto":
@@ -366,7 +377,7 @@ class Tape:
         slot = Slot.packed(
             site, packed, self.ledger, recent=self._recent, offload=treatment.offload
         )
-        slot.exact_zeros = not grouped
+        slot.exact_zeros = zeros
         return slot
 
     def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:

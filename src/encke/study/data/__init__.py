@@ -13,11 +13,12 @@ from encke.study.data.augment import crop_and_flip
 from encke.study.data.errors import BrokenDataError, MissingDataError
 from encke.study.data.examples import Examples, Split, Standardise
 from encke.study.data.graphs import Graph
-from encke.study.data.registry import load, names, register
+from encke.study.data.registry import ANY, load, names, options, register
 from encke.study.data.source import Source
 from encke.study.data.text import Text
 
 __all__ = [
+    "ANY",
     "BrokenDataError",
     "Examples",
     "Graph",
@@ -29,5 +30,6 @@ __all__ = [
     "crop_and_flip",
     "load",
     "names",
+    "options",
     "register",
 ]

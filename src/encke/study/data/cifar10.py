@@ -37,11 +37,16 @@ _ADVICE = (
 )
 
 _Stamp = tuple[int, ...]
+_Limits = tuple[int | None, int | None]  # of the train and the test split
 _Content = tuple[Split, Split, tuple[str, ...]]
 
 
-def load_cifar10(*, root: str | Path | None = None) -> Examples:
+def load_cifar10(
+    *, root: str | Path | None = None, train: int | None = None, test: int | None = None
+) -> Examples:
     """Images as (n, 3, 32, 32), from the first format that is found.
+
+    `train` and `test` limit how many are read, which takes most of the time.
 
     Formats: `data_batch_*.bin` and `test_batch.bin`; `cifar10_jpeg.npz`; or `train/` and
     `test/` with a folder of images for each class. The last two need Pillow; what it has
@@ -53,15 +58,17 @@ def load_cifar10(*, root: str | Path | None = None) -> Examples:
             path = folder / marker
             looked.append(path)
             if path.exists():
-                train, test, classes = read(path, _stamp(path))
-                return Examples(
+                trained, tested, classes = read(path, _stamp(path), (train, test))
+                whole = Examples(
                     name="cifar10",
-                    train=train,
-                    test=test,
+                    train=trained,
+                    test=tested,
                     classes=classes,
-                    prepare=Standardise.of(train.inputs),
+                    prepare=Standardise.of(trained.inputs),
                     augmentation=crop_and_flip,
                 )
+                limited = train is not None or test is not None
+                return whole.head(train=train, test=test) if limited else whole
     raise missing("cifar10", looked, _ADVICE)
 
 
@@ -71,7 +78,7 @@ def _stamp(path: Path) -> _Stamp:
     return tuple(p.stat().st_mtime_ns for p in (path, *sorted(folders_of_classes)))
 
 
-def _read_binary(first: Path, _stamped: _Stamp) -> _Content:
+def _read_binary(first: Path, _stamped: _Stamp, _limits: _Limits) -> _Content:
     folder = first.parent
     parts = [_records(path) for path in sorted(folder.glob("data_batch_*.bin"))]
     train = Split(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -93,14 +100,14 @@ def _records(path: Path) -> Split:
 
 
 @functools.lru_cache(maxsize=1)
-def _read_jpeg(path: Path, _stamped: _Stamp) -> _Content:
+def _read_jpeg(path: Path, _stamped: _Stamp, limits: _Limits) -> _Content:
     fields = ("jpeg", "offsets", "labels")
     required = tuple(f"{split}_{field}" for split in ("train", "test") for field in fields)
     arrays = read_npz(path, (*required, "classes"))
     classes = tuple(str(name) for name in arrays["classes"])
     train, test = (
-        _jpeg_split(path, split, *(arrays[f"{split}_{field}"] for field in fields))
-        for split in ("train", "test")
+        _jpeg_split(path, split, *(arrays[f"{split}_{field}"] for field in fields), limit=limit)
+        for split, limit in zip(("train", "test"), limits, strict=True)
     )
     for split in (train, test):
         if int(split.target.max()) >= len(classes):
@@ -108,7 +115,9 @@ def _read_jpeg(path: Path, _stamped: _Stamp) -> _Content:
     return train, test, classes
 
 
-def _jpeg_split(path: Path, split: str, content: Array, offsets: Array, labels: Array) -> Split:
+def _jpeg_split(
+    path: Path, split: str, content: Array, offsets: Array, labels: Array, *, limit: int | None
+) -> Split:
     ends = offsets.tolist()
     ascending = all(a < b for a, b in pairwise(ends))
     if (
@@ -121,7 +130,8 @@ def _jpeg_split(path: Path, split: str, content: Array, offsets: Array, labels: 
             f"{path}: {split}_offsets must ascend from 0 to the {len(content)} bytes of "
             f"{split}_jpeg, one more than the {len(labels)} labels"
         )
-    raw = content.tobytes()
+    labels = labels[:limit]
+    raw = content[: ends[len(labels)]].tobytes()
     images = decode(
         (f"{i} of {split} in {path}", raw[ends[i] : ends[i + 1]]) for i in range(len(labels))
     )
@@ -129,7 +139,7 @@ def _jpeg_split(path: Path, split: str, content: Array, offsets: Array, labels: 
 
 
 @functools.lru_cache(maxsize=1)
-def _read_folders(train: Path, _stamped: _Stamp) -> _Content:
+def _read_folders(train: Path, _stamped: _Stamp, _limits: _Limits) -> _Content:
     test = train.parent / "test"
     if not test.is_dir():
         raise missing("cifar10", [test], _ADVICE)
@@ -138,7 +148,7 @@ def _read_folders(train: Path, _stamped: _Stamp) -> _Content:
 
 
 #: What a folder must hold → how it is read.
-_FORMATS: dict[str, Callable[[Path, _Stamp], _Content]] = {
+_FORMATS: dict[str, Callable[[Path, _Stamp, _Limits], _Content]] = {
     "data_batch_1.bin": _read_binary,
     "cifar10_jpeg.npz": _read_jpeg,
     "train": _read_folders,

@@ -19,6 +19,8 @@ from encke.study.data.synthetic import load_synthetic
 from encke.study.data.text import load_text
 
 Loader = Callable[..., Source]
+#: Among a source's options, it stands for every other one.
+ANY = "**"
 
 _LOADERS: dict[str, Loader] = {
     "digits": load_digits,
@@ -53,17 +55,25 @@ def register(name: str, loader: Loader) -> None:
     _LOADERS[name] = loader
 
 
-def load(name: str, *, root: str | Path | None = None, **options: Any) -> Source:
+def load(name: str, *, root: str | Path | None = None, **given: Any) -> Source:
     """The source called `name`, read from `root` or else the folder in ENCKE_DATA."""
+    allowed = options(name)
+    unknown = sorted(given.keys() - allowed)
+    if unknown and ANY not in allowed:
+        raise UnsupportedError(
+            f"source {name!r} was given {', '.join(unknown)}, its options are "
+            f"{', '.join(allowed) or 'none'}"
+        )
+    return _LOADERS[name](root=root, **given)
+
+
+def options(name: str) -> list[str]:
+    """The names of a source's options; `ANY` is among them if it takes any.
+
+    >>> options("cora")
+    ['kind']
+    """
     if name not in _LOADERS:
         raise UnsupportedError(f"source is {name!r}, there are {', '.join(_LOADERS)}")
-    loader = _LOADERS[name]
-    parameters = inspect.signature(loader).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = sorted(options.keys() - parameters.keys())
-    if unknown and not takes_any:
-        allowed = ", ".join(parameters.keys() - {"root"}) or "none"
-        raise UnsupportedError(
-            f"source {name!r} was given {', '.join(unknown)}, its options are {allowed}"
-        )
-    return loader(root=root, **options)
+    parameters = inspect.signature(_LOADERS[name]).parameters.values()
+    return [ANY if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.name != "root"]

@@ -12,5 +12,6 @@ number of parameters is well known, it is the same here.
 from encke.study.zoo.batch import Batch
 from encke.study.zoo.model import Family, Model
 from encke.study.zoo.registry import build, model, names, register
+from encke.study.zoo.samples import cross_entropy
 
-__all__ = ["Batch", "Family", "Model", "build", "model", "names", "register"]
+__all__ = ["Batch", "Family", "Model", "build", "cross_entropy", "model", "names", "register"]
