@@ -1,0 +1,262 @@
+"""The beginning of the page: what was saved at what cost, in words and a few large figures."""
+
+from __future__ import annotations
+
+from encke.study.report.comparison import Comparison, Group
+from encke.study.report.markup import Markup, element, joined
+from encke.study.report.numbers import (
+    NONE,
+    counted,
+    difference,
+    listed,
+    measure,
+    size,
+    times,
+)
+from encke.study.report.recommend import (
+    Verdict,
+    geometric_mean,
+    loss,
+    saving,
+    verdicts,
+)
+
+#: A saving below this is not offered as an alternative.
+_WORTHWHILE = 1.25
+_RULE = (
+    "A setting trains as well as plain if the mean of its seeds ends no worse than plain's "
+    "worst seed, or at most 0.3 points (for metrics that are not percentages, 0.3 % of plain's "
+    "value) behind plain's mean. Among those, the one that keeps the fewest bytes for backward "
+    "is recommended; of two within 2 % of each other, the faster."
+)
+
+
+def headline(comparison: Comparison, best: Verdict | None) -> str:
+    """The answer in one line."""
+    if not any(group.done for group in comparison.groups):
+        return "No cell of this study has finished"
+    if best is None:
+        if not any(comparison.plain_of(group) for group in comparison.groups):
+            return "What was kept, without plain training to compare with"
+        return "No setting saved memory and trained as well as plain"
+    where = (
+        "" if best.always_good else f" in {len(best.good)} of {len(best.groups)} comparisons"
+    )
+    return (
+        f"{times(best.saving)} less memory for backward, and the training ends as well as "
+        f"plain{where}"
+    )
+
+
+def answer(comparison: Comparison, best: Verdict | None) -> Markup:
+    """Sentences and large figures; everything in them follows from the rows."""
+    if best is None:
+        return _without_answer(comparison)
+    label = comparison.policies[best.policy].label
+    return joined(
+        [
+            element(
+                "p",
+                "The setting to use: ",
+                element("strong", label),
+                f". {_scope(comparison, best)}",
+                class_="lead",
+            ),
+            element("dl", *_figures(comparison, best), class_="figures"),
+            element("p", element("b", "Why this one. "), _why(comparison, best)),
+            element("p", _RULE, class_="note"),
+        ]
+    )
+
+
+def _scope(comparison: Comparison, best: Verdict) -> str:
+    if len(best.groups) == 1:
+        scene = comparison.scenes[best.groups[0].scene]
+        return f"Measured with {scene.label}, {_seeds(best.groups)}."
+    held = "in all of them" if best.always_good else f"in {len(best.good)} of them"
+    return (
+        f"Measured in {len(best.groups)} comparisons of a network on its data "
+        f"({_seeds(best.groups)}), it trained as well as plain {held}."
+    )
+
+
+def _seeds(groups: tuple[Group, ...]) -> str:
+    counts = {len(group.done) for group in groups}
+    if len(counts) == 1:
+        return counted(counts.pop(), "seed") + (" each" if len(groups) > 1 else "")
+    return f"{min(counts)} to {max(counts)} seeds each"
+
+
+def _figures(comparison: Comparison, best: Verdict) -> list[Markup]:
+    groups = best.groups
+    savings = [value for group in groups if (value := saving(group)) is not None]
+    if len(groups) == 1 and groups[0].plain and groups[0].stored:
+        kept = f"{size(groups[0].plain.mean)} become {size(groups[0].stored.mean)}"
+    else:
+        kept = f"geometric mean; {times(min(savings))} to {times(max(savings))}"
+    figures = [
+        _figure(times(best.saving), "less kept for backward", kept),
+        _quality(comparison, best),
+    ]
+    steps = [group.time.mean for group in groups if group.time]
+    if best.time is None:
+        figures.append(_figure(NONE, "step time of plain", "not measured"))
+    else:
+        spread = f"geometric mean; {times(min(steps))} to {times(max(steps))}"
+        figures.append(
+            _figure(
+                times(best.time),
+                "the step time of plain",
+                spread if len(steps) > 1 else "median of interleaved steps",
+            )
+        )
+    figures.append(_peak(comparison, groups))
+    return figures
+
+
+def _quality(comparison: Comparison, best: Verdict) -> Markup:
+    worst = max(best.groups, key=lambda group: _relative_loss(comparison, group))
+    scene, plain = comparison.scenes[worst.scene], comparison.plain_of(worst)
+    lost = loss(comparison, worst)
+    if lost is None or plain is None or plain.metric is None or worst.metric is None:
+        return _figure(NONE, "against plain", "not measured")
+    unit = scene.metric.unit
+    change = difference(worst.metric.mean - plain.metric.mean, unit)
+    both = (
+        f"{measure(worst.metric.mean, unit)} against plain's {measure(plain.metric.mean, unit)}"
+    )
+    if len(best.groups) == 1:
+        return _figure(change, f"in {scene.metric.name}", both)
+    return _figure(
+        f"{len(best.good)} of {len(best.groups)}",
+        "train as well as plain",
+        f"largest loss: {scene.label}, {change} in {scene.metric.name}",
+    )
+
+
+def _relative_loss(comparison: Comparison, group: Group) -> float:
+    """Losses of different metrics side by side: as shares of plain's value."""
+    plain, lost = comparison.plain_of(group), loss(comparison, group)
+    if lost is None or plain is None or plain.metric is None or plain.metric.mean == 0:
+        return 0.0
+    return lost / abs(plain.metric.mean)
+
+
+def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
+    pairs = [
+        (plain.peak.mean, group.peak.mean)
+        for group in groups
+        if (plain := comparison.plain_of(group)) and plain.peak and group.peak
+    ]
+    pairs = [(before, after) for before, after in pairs if before > 0 and after > 0]
+    title = "lower peak of a step"
+    if not pairs:
+        return _figure(NONE, title, "not measured")
+    if len(pairs) == 1:
+        note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
+    else:
+        ratios = [before / after for before, after in pairs]
+        note = f"geometric mean; {times(min(ratios))} to {times(max(ratios))}; temporaries included"
+    return _figure(times(geometric_mean([a / b for a, b in pairs])), title, note)
+
+
+def _figure(value: str, title: str, note: str) -> Markup:
+    return element(
+        "div",
+        element("dt", title),
+        element("dd", value, class_="value"),
+        element("dd", note, class_="sub"),
+    )
+
+
+def _why(comparison: Comparison, best: Verdict) -> str:
+    def name(verdict: Verdict) -> str:
+        return comparison.policies[verdict.policy].label
+
+    others = [verdict for verdict in verdicts(comparison) if verdict.policy != best.policy]
+    if not others:
+        return "It is the only setting that was compared with plain."
+    sentences = []
+    equal = [v for v in others if len(v.good) >= len(best.good)]
+    if equal:
+        runner_up = max(equal, key=lambda verdict: verdict.saving)
+        often = "everywhere" if best.always_good else "as often"
+        sentences.append(
+            f"Of {counted(len(others) + 1, 'setting')}, {len(equal) + 1} train as well as plain "
+            f"{often}, and of those this one keeps the least. Next comes {name(runner_up)}: "
+            f"{times(runner_up.saving)} less{_at_time(runner_up)}."
+        )
+    else:
+        sentences.append(
+            f"None of the {counted(len(others), 'other setting')} trains as well as plain as often."
+        )
+    smaller = [v for v in others if v.saving > best.saving and v not in equal]
+    if smaller:
+        smallest = max(smaller, key=lambda verdict: verdict.saving)
+        sentences.append(
+            f"{name(smallest)} keeps less ({times(smallest.saving)}) but falls behind plain in "
+            f"{len(smallest.groups) - len(smallest.good)} of "
+            f"{counted(len(smallest.groups), 'comparison')}{_worst_of(comparison, smallest)}."
+        )
+    faster = [
+        v
+        for v in equal
+        if v.time and best.time and v.time < best.time * 0.95 and v.saving > _WORTHWHILE
+    ]
+    if faster:
+        fastest = min(faster, key=lambda verdict: verdict.time or 0)
+        sentences.append(
+            f"If time matters more: {name(fastest)} takes {times(fastest.time)} the step time of "
+            f"plain and keeps {times(fastest.saving)} less."
+        )
+    return " ".join(sentences)
+
+
+def _at_time(verdict: Verdict) -> str:
+    return "" if verdict.time is None else f" at {times(verdict.time)} the step time"
+
+
+def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
+    worst = max(verdict.groups, key=lambda group: _relative_loss(comparison, group))
+    plain = comparison.plain_of(worst)
+    if plain is None or plain.metric is None or worst.metric is None:
+        return ""
+    scene = comparison.scenes[worst.scene]
+    change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
+    return f" (at worst {change} in {scene.metric.name}, {scene.label})"
+
+
+def _without_answer(comparison: Comparison) -> Markup:
+    if not any(group.done for group in comparison.groups):
+        failed = sum(len(group.failed) for group in comparison.groups)
+        said = f"{counted(failed, 'cell')} failed; their errors are below." if failed else ""
+        return element("p", said or "There are no results yet.", class_="lead")
+    found = verdicts(comparison)
+    if found:
+        return joined(
+            [
+                element(
+                    "p",
+                    "Every setting that kept less than plain training ended worse than its "
+                    "seeds let expect. Try a smaller tolerance, or more seeds.",
+                    class_="lead",
+                ),
+                element("p", _RULE, class_="note"),
+            ]
+        )
+    kept = [
+        f"{comparison.label(group)} kept {times(saved)} less ({comparison.scenes[group.scene].label})"
+        for group in comparison.groups
+        if (saved := saving(group)) is not None and saved > 1
+    ]
+    return joined(
+        [
+            element(
+                "p",
+                (listed(kept[:4]) + ". ") if kept else "",
+                "Without a finished plain training of the same network and data nothing can be "
+                "said about what that costs: add the policy “plain” to the study.",
+                class_="lead",
+            )
+        ]
+    )
