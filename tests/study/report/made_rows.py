@@ -21,7 +21,7 @@ NETWORKS = {
     "vit": ("cifar10", "%", "accuracy", 64.0, 150 << 20),
     "mlp": ("digits", "%", "accuracy", 97.2, 3 << 20),
 }
-#: Label, kind, options; bytes by which it divides, step time, what it costs (1 = plain's spread).
+#: Label, kind, options; what it divides bytes by, step time, cost (1 is about plain's spread).
 POLICIES: list[tuple[str, str, dict[str, Any], float, float, float]] = [
     ("plain", "plain", {}, 1.0, 1.0, 0.0),
     ("Encke, tolerance 0.01", "encke", {"tolerance": 0.01}, 11.3, 1.24, 0.1),
@@ -156,10 +156,10 @@ def row(
 
 def failed(**changes: Any) -> Row:
     """A cell that broke off."""
-    empty = dict.fromkeys(
-        ("metric", "loss", "curve", "memory", "time", "timeline", "layers", "codecs")
-        + ("gradient_error", "error_histogram")
+    measured = (
+        "metric loss curve memory time timeline layers codecs gradient_error error_histogram"
     )
+    empty = dict.fromkeys(measured.split())
     error = {
         "type": "RuntimeError",
         "message": "made to fail",

@@ -12,8 +12,10 @@ from encke.study.report.numbers import (
     measure,
     size,
     times,
+    unbroken,
 )
 from encke.study.report.recommend import (
+    OFTEN,
     Verdict,
     geometric_mean,
     loss,
@@ -24,10 +26,11 @@ from encke.study.report.recommend import (
 #: A saving below this is not offered as an alternative.
 _WORTHWHILE = 1.25
 _RULE = (
-    "A setting trains as well as plain if the mean of its seeds ends no worse than plain's "
-    "worst seed, or at most 0.3 points (for metrics that are not percentages, 0.3 % of plain's "
-    "value) behind plain's mean. Among those, the one that keeps the fewest bytes for backward "
-    "is recommended; of two within 2 % of each other, the faster."
+    "A setting trains as well as plain if the mean of its seeds ends no further behind plain's "
+    "mean than plain's own seeds lie apart, or at most 0.3 points (for metrics that are not "
+    "percentages, 0.3 % of plain's value) behind. Of the settings that do so in nine "
+    "comparisons of ten, the one that keeps the fewest bytes for backward is recommended; of "
+    "two within 2 % of each other, the faster."
 )
 
 
@@ -63,8 +66,8 @@ def answer(comparison: Comparison, best: Verdict | None) -> Markup:
                 class_="lead",
             ),
             element("dl", *_figures(comparison, best), class_="figures"),
-            element("p", element("b", "Why this one. "), _why(comparison, best)),
-            element("p", _RULE, class_="note"),
+            element("p", element("b", "Why this one. "), unbroken(_why(comparison, best))),
+            element("p", unbroken(_RULE), class_="note"),
         ]
     )
 
@@ -156,7 +159,8 @@ def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
         note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
     else:
         ratios = [before / after for before, after in pairs]
-        note = f"geometric mean; {times(min(ratios))} to {times(max(ratios))}; temporaries included"
+        reach = f"{times(min(ratios))} to {times(max(ratios))}"
+        note = f"geometric mean; {reach}; temporaries included"
     return _figure(times(geometric_mean([a / b for a, b in pairs])), title, note)
 
 
@@ -165,7 +169,7 @@ def _figure(value: str, title: str, note: str) -> Markup:
         "div",
         element("dt", title),
         element("dd", value, class_="value"),
-        element("dd", note, class_="sub"),
+        element("dd", unbroken(note), class_="sub"),
     )
 
 
@@ -177,20 +181,22 @@ def _why(comparison: Comparison, best: Verdict) -> str:
     if not others:
         return "It is the only setting that was compared with plain."
     sentences = []
-    equal = [v for v in others if len(v.good) >= len(best.good)]
+    equal = [v for v in others if len(v.good) >= len(best.good) or _often(v)]
     if equal:
         runner_up = max(equal, key=lambda verdict: verdict.saving)
-        often = "everywhere" if best.always_good else "as often"
+        often = "everywhere" if len(best.groups) < 10 else "in nine comparisons of ten"
+        often = often if _often(best) else "as often"
         sentences.append(
-            f"Of {counted(len(others) + 1, 'setting')}, {len(equal) + 1} train as well as plain "
-            f"{often}, and of those this one keeps the least. Next comes {name(runner_up)}: "
-            f"{times(runner_up.saving)} less{_at_time(runner_up)}."
+            f"Of {counted(len(others) + 1, 'setting')} beside plain, {len(equal) + 1} train as "
+            f"well as plain {often}, and of those this one keeps the least. Next comes "
+            f"{name(runner_up)}: {times(runner_up.saving)} less{_at_time(runner_up)}."
         )
     else:
         sentences.append(
-            f"None of the {counted(len(others), 'other setting')} trains as well as plain as often."
+            f"None of the {counted(len(others), 'other setting')} trains as well as plain as "
+            f"often."
         )
-    smaller = [v for v in others if v.saving > best.saving and v not in equal]
+    smaller = [v for v in others if v.saving > best.saving and len(v.good) < len(v.groups)]
     if smaller:
         smallest = max(smaller, key=lambda verdict: verdict.saving)
         sentences.append(
@@ -206,10 +212,14 @@ def _why(comparison: Comparison, best: Verdict) -> str:
     if faster:
         fastest = min(faster, key=lambda verdict: verdict.time or 0)
         sentences.append(
-            f"If time matters more: {name(fastest)} takes {times(fastest.time)} the step time of "
-            f"plain and keeps {times(fastest.saving)} less."
+            f"If time matters more: {name(fastest)} takes {times(fastest.time)} the step time "
+            f"of plain and keeps {times(fastest.saving)} less."
         )
     return " ".join(sentences)
+
+
+def _often(verdict: Verdict) -> bool:
+    return len(verdict.good) >= OFTEN * len(verdict.groups)
 
 
 def _at_time(verdict: Verdict) -> str:
@@ -241,11 +251,12 @@ def _without_answer(comparison: Comparison) -> Markup:
                     "seeds let expect. Try a smaller tolerance, or more seeds.",
                     class_="lead",
                 ),
-                element("p", _RULE, class_="note"),
+                element("p", unbroken(_RULE), class_="note"),
             ]
         )
     kept = [
-        f"{comparison.label(group)} kept {times(saved)} less ({comparison.scenes[group.scene].label})"
+        f"{comparison.label(group)} kept {times(saved)} less "
+        f"({comparison.scenes[group.scene].label})"
         for group in comparison.groups
         if (saved := saving(group)) is not None and saved > 1
     ]

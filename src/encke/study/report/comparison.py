@@ -141,7 +141,8 @@ class Comparison:
 def compare(rows: Sequence[Row]) -> Comparison:
     """Group rows by scene and policy; the order of scenes is that of the rows.
 
-    >>> both = compare([{"model": "mlp", "data": "digits", "policy": "plain", "seed": s} for s in (0, 1)])
+    >>> cell = {"model": "mlp", "data": "digits", "policy": "plain"}
+    >>> both = compare([cell | {"seed": 0}, cell | {"seed": 1}])
     >>> [scene.label for scene in both.scenes], len(both.groups)
     (['mlp on digits'], 1)
     """

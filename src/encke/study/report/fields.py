@@ -12,7 +12,8 @@ Row = dict[str, Any]
 def field(row: Any, *path: str) -> Any:
     """What lies at the end of a path of keys; None where the path breaks off.
 
-    >>> field({"memory": {"ratio": 3.0}}, "memory", "ratio"), field({"memory": None}, "memory", "x")
+    >>> row = {"memory": {"ratio": 3.0}, "time": None}
+    >>> field(row, "memory", "ratio"), field(row, "time", "relative")
     (3.0, None)
     """
     for key in path:
@@ -67,4 +68,4 @@ def _said(value: Any) -> str:
 
 
 def is_done(row: Row) -> bool:
-    return field(row, "status") == "done"
+    return bool(field(row, "status") == "done")

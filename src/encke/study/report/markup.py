@@ -13,7 +13,7 @@ class Markup(str):
 
 
 def element(name: str, *children: str, **attributes: str | None) -> Markup:
-    """One element. A trailing underscore of an attribute's name is dropped, others become dashes.
+    """One element. An underscore at the end of an attribute's name goes, others become dashes.
 
     >>> element("p", "a < b ", element("b", "bold"), class_="note", title=None)
     '<p class="note">a &lt; b <b>bold</b></p>'

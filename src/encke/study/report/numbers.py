@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_UNITS = ("%", "points", "GiB", "MiB", "KiB", "B", "K", "nats")
 MINUS = "\N{MINUS SIGN}"
 #: What stands where there is nothing to write.
 NONE = "–"
@@ -85,6 +87,15 @@ def difference(value: float, unit: str) -> str:
     if unit == "%":
         return f"{signed(value)} points"
     return f"{signed(value, 3)} {unit}".rstrip()
+
+
+def unbroken(sentence: str) -> str:
+    """A sentence in which no line ends between a number and its unit.
+
+    >>> unbroken("0.3 % of 72.4 points")
+    '0.3\\xa0% of 72.4\\xa0points'
+    """
+    return re.sub(rf"(\d) ({'|'.join(_UNITS)})", "\\1\N{NO-BREAK SPACE}\\2", sentence)
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -12,7 +12,7 @@ from encke.study.report.answer import answer, headline
 from encke.study.report.comparison import Comparison, compare
 from encke.study.report.embed import dumped, fitted
 from encke.study.report.fields import Row, text
-from encke.study.report.markup import clean
+from encke.study.report.markup import Markup, clean, element, joined
 from encke.study.report.numbers import counted, listed
 from encke.study.report.recommend import best_overall
 from encke.study.report.sections import by_scene, conditions, unfinished
@@ -58,13 +58,13 @@ def page(study: dict[str, Any], rows: list[Row]) -> str:
     versions = sorted({text(row, "environment", "encke") for row in rows} - {""})
     return Template(_asset("page.html")).substitute(
         policy=(
-            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-            "base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; script-src '{_digest(script)}'; "
+            f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
         ),
         title=clean(f"{title}: Encke study"),
         style=style,
         name=clean(title),
-        count=clean(_extent(comparison)),
+        extent=_extent(comparison),
         headline=clean(headline(comparison, best)),
         answer=answer(comparison, best),
         scenes=by_scene(comparison),
@@ -78,14 +78,16 @@ def page(study: dict[str, Any], rows: list[Row]) -> str:
     )
 
 
-def _extent(comparison: Comparison) -> str:
+def _extent(comparison: Comparison) -> Markup:
     parts = [
         counted(len({scene.model for scene in comparison.scenes}), "network"),
         counted(len({scene.data for scene in comparison.scenes}), "data set"),
         counted(len(comparison.policies), "setting"),
         counted(len(comparison.rows), "training"),
     ]
-    return " · ".join(parts)
+    failed = sum(len(group.failed) for group in comparison.groups)
+    link = element("a", f"{failed} failed", href="#unfinished")
+    return joined([" · ".join(parts), *([", ", link] if failed else [])])
 
 
 def _asset(name: str) -> str:

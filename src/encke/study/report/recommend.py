@@ -17,6 +17,9 @@ POINTS = 0.3
 SHARE = 0.003
 #: Settings whose memory differs by less are tied; the faster one wins.
 TIE = 0.02
+#: The share of comparisons in which a setting for all of them must train as well as plain.
+#: Seeds are chance: over many comparisons even an exact method falls behind in some.
+OFTEN = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,17 +44,19 @@ class Verdict:
 
 
 def allowance(plain: Span, metric: Metric) -> float:
-    """How much worse than plain's mean a training may end: as much as plain's worst seed does,
-    and at least `POINTS` points of a percentage or `SHARE` of another metric.
+    """How much worse than plain's mean a training may end: as much as plain's own seeds lie
+    apart, and at least `POINTS` points of a percentage or `SHARE` of another metric.
+
+    Of two lots of three seeds of one and the same method (normally distributed), the second
+    falls that far behind in 7 % of cases; behind the worst seed of the first, in 18 %.
 
     >>> from encke.study.report.comparison import Metric, Span
     >>> accuracy = Metric(name="accuracy", unit="%", lower_is_better=False)
     >>> allowance(Span(mean=70.0, low=69.5, high=70.5, count=3), accuracy)
-    0.5
+    1.0
     """
-    worst = plain.high if metric.lower_is_better else plain.low
     least = POINTS if metric.unit == "%" else SHARE * abs(plain.mean)
-    return max(-metric.gain(worst, plain.mean), least)
+    return max(plain.high - plain.low, least)
 
 
 def loss(comparison: Comparison, group: Group) -> float | None:
@@ -122,16 +127,19 @@ def verdicts(comparison: Comparison) -> list[Verdict]:
 
 
 def best_overall(comparison: Comparison) -> Verdict | None:
-    """The policy for all scenes: of those that train as well as plain in the most scenes, the
-    one that keeps the least. None where no policy saves anything and trains as well anywhere."""
-    fit = [verdict for verdict in verdicts(comparison) if verdict.good and verdict.saving > 1]
+    """The policy for all scenes: of those that train as well as plain in nine scenes of ten
+    (or, where none does, in the most scenes) the one that keeps the least. None where no policy
+    saves anything and trains as well as plain anywhere."""
+    found = verdicts(comparison)
+    scenes = max((len(verdict.groups) for verdict in found), default=0)
+    fit = [verdict for verdict in found if verdict.good and verdict.saving > 1]
     if not fit:
         return None
-    # A policy that was tried in one scene only and held there has shown less than one that
-    # held in most of twelve.
-    most = max(len(verdict.good) for verdict in fit)
+    # Counted against all scenes: a policy that was tried in one and held there has shown less
+    # than one that held in eleven of twelve.
+    needed = min(OFTEN * scenes, max(len(verdict.good) for verdict in fit))
     return _thriftiest(
-        [verdict for verdict in fit if len(verdict.good) == most],
+        [verdict for verdict in fit if len(verdict.good) >= needed],
         lambda verdict: verdict.saving,
         lambda verdict: verdict.time,
     )

@@ -78,23 +78,28 @@ function frame(host, { title, label, height, x, y, right = 14 }) {
 function labeller(chart, taken = []) {
   const overlaps = (a) =>
     taken.some((b) => a.x0 < b.x1 && a.x1 > b.x0 && a.y0 < b.y1 && a.y1 > b.y0);
-  return (text, x, y, attributes = {}) => {
-    const width = widthOf(text, 11.5);
+  const covered = (a) => taken.reduce((sum, b) => sum
+    + Math.max(0, Math.min(a.x1, b.x1) - Math.max(a.x0, b.x0))
+    * Math.max(0, Math.min(a.y1, b.y1) - Math.max(a.y0, b.y0)), 0);
+  // A label that `must` stand covers as little as it can; others stay away.
+  return (text, x, y, { must = false, gap = 9, ...attributes } = {}) => {
+    const width = widthOf(text, 11.5) * (must ? 1.1 : 1) + 2;
     const tries = [
-      [x + 10, y + 4, "start"], [x - 10, y + 4, "end"], [x, y - 11, "middle"], [x, y + 20, "middle"],
-      [x + 8, y - 9, "start"], [x - 8, y - 9, "end"], [x + 8, y + 17, "start"], [x - 8, y + 17, "end"],
+      [x + gap, y + 4, "start"], [x - gap, y + 4, "end"], [x, y - gap - 4, "middle"], [x, y + gap + 13, "middle"],
+      [x + gap, y - gap - 2, "start"], [x - gap, y - gap - 2, "end"],
+      [x + gap, y + gap + 10, "start"], [x - gap, y + gap + 10, "end"],
+      [x, y - gap - 20, "middle"], [x, y + gap + 28, "middle"],
     ];
-    for (const [tx, ty, anchor] of tries) {
+    const rooms = tries.map(([tx, ty, anchor]) => {
       const x0 = anchor === "start" ? tx : anchor === "end" ? tx - width : tx - width / 2;
-      const room = { x0, x1: x0 + width, y0: ty - 10, y1: ty + 3 };
-      const inside = room.x0 >= chart.box.left && room.x1 <= chart.box.right + 8
-        && room.y0 >= chart.box.top - 4 && room.y1 <= chart.box.bottom;
-      if (inside && !overlaps(room)) {
-        taken.push(room);
-        chart.canvas.append(svg("text", { x: tx, y: ty, class: `label ${anchor}`, ...attributes }, text));
-        return true;
-      }
-    }
-    return false;
+      return { tx, ty, anchor, x0, x1: x0 + width, y0: ty - 10, y1: ty + 3 };
+    }).filter((room) => room.x0 >= chart.box.left - 4 && room.x1 <= chart.box.right + 8
+      && room.y0 >= chart.box.top - 4 && room.y1 <= chart.box.bottom);
+    const free = rooms.find((one) => !overlaps(one));
+    const room = free ?? (must ? rooms.sort((a, b) => covered(a) - covered(b))[0] : null);
+    if (!room) return;
+    taken.push(room);
+    const place = { x: room.tx, y: room.ty, class: `label ${room.anchor}` };
+    chart.canvas.append(svg("text", { ...place, ...attributes }, text));
   };
 }

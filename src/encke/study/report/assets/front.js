@@ -95,18 +95,20 @@ function frontOf(host, view, scene, members, memory, named) {
       canvas.append(svg("path", { d: `M${p.x},${from}V${to}`, class: `whisker kind-${kindOf(p.policy)}` }));
     }
   }
-  const taken = placed.map((p) => ({ x0: p.x - 7, x1: p.x + 7, y0: p.y - 7, y1: p.y + 7 }));
+  const taken = placed.map((p) => ({ x0: p.x - 7, x1: p.x + 7, y0: p.y - 6, y1: p.y + 6 }));
+  taken.push(...placed.filter((p) => !p.astray).map((p) => (
+    { x0: p.x - 1, x1: p.x + 1, y0: inside(p.g.metric[lower ? "low" : "high"]), y1: inside(p.g.metric[lower ? "high" : "low"]) })));
   const label = labeller(chart, taken);
   for (const p of placed) {
     if (p.g.best) canvas.append(svg("circle", { cx: p.x, cy: p.y, r: 12, class: "best" }));
     canvas.append(mark(p.policy, p.x, p.y));
   }
   const weight = (p) => (p.g.best ? 0 : p.policy.kind === "plain" ? 1 : p.astray ? 2 : p.g.front[memory] ? 3 : 4);
-  const room = (box.right - box.left) * 0.45;
+  const room = (box.right - box.left) * 0.5;
   for (const p of [...placed].sort((a, b) => weight(a) - weight(b))) {
     const words = shortened(p.policy.label, room, 11.5);
     const text = p.astray ? `${words} ↓ ${digits(p.g.metric.mean, 3)}` : words;
-    label(text, p.x, p.y, p.g.best ? { "font-weight": 600 } : {});
+    label(text, p.x, p.y, p.g.best ? { must: true, gap: 14, "font-weight": 600 } : {});
   }
   const points = placed.map((p) => ({ x: p.x, y: p.y, lines: frontLines(scene, p.policy, p.g) }));
   pointing(canvas, points.sort((a, b) => a.x - b.x));

@@ -57,6 +57,9 @@ function scientific(value) {
   return known(value) ? value.toExponential(2).replaceAll("-", "−") : NONE;
 }
 
+// 3·10⁻⁴
 function tenPower(value) {
-  return value >= 0.001 && value < 1000 ? digits(value, 1) : value.toExponential(0).replaceAll("-", "−");
+  const [front, power] = value.toExponential(0).split("e");
+  const raised = [...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
+  return front === "1" ? `10${raised}` : `${front}·10${raised}`;
 }
