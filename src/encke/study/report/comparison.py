@@ -6,7 +6,7 @@ page compares groups within a scene, never across scenes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
@@ -225,8 +225,3 @@ def _group(
         peak=over("memory", "peak_bytes"),
         time=over("time", "relative"),
     )
-
-
-def seeds(comparison: Comparison, group: Group) -> list[Hashable]:
-    """The seeds that finished."""
-    return [field(comparison.rows[i], "seed") for i in group.done]

@@ -15,14 +15,15 @@ NONE = "–"
 def digits(value: float, places: int = 3) -> str:
     """About so many significant digits, never fewer than the whole number has.
 
-    >>> digits(12.345), digits(1234.5), digits(0.00123), digits(-0.5), digits(0)
-    ('12.3', '1,234', '0.00123', '−0.5', '0')
+    >>> digits(12.345), digits(1234.5), digits(0.00123), digits(-0.5), digits(1e-9), digits(0)
+    ('12.3', '1,234', '0.00123', '−0.5', '1.00e−9', '0')
     """
     if value == 0:
         return "0"
     power = math.floor(math.log10(abs(value)))
     if power < -4 or power > 8:
-        return f"{value:.{places - 1}e}".replace("-", MINUS)
+        front, _, power = f"{value:.{places - 1}e}".partition("e")
+        return f"{front}e{int(power):+d}".replace("-", MINUS)
     decimals = max(0, places - 1 - power)
     text = f"{value:,.{decimals}f}"
     if "." in text:

@@ -4,12 +4,20 @@
 const tooltip = document.getElementById("tooltip");
 const spoken = document.getElementById("spoken");
 
+let shown = null;
+
 function showTooltip(point, canvas, aloud) {
   const [title, ...pairs] = point.lines;
+  shown = { point, canvas };
   const list = html("dl");
   for (const [name, value] of pairs) list.append(html("dt", {}, name), html("dd", {}, value));
   tooltip.replaceChildren(html("b", {}, title), list);
   tooltip.hidden = false;
+  placeTooltip(point, canvas);
+  if (aloud) spoken.textContent = [title, ...pairs.map((pair) => pair.join(": "))].join("; ");
+}
+
+function placeTooltip(point, canvas) {
   const frame = canvas.getBoundingClientRect();
   const scale = frame.width / canvas.viewBox.baseVal.width;
   const x = frame.left + point.x * scale;
@@ -20,11 +28,11 @@ function showTooltip(point, canvas, aloud) {
   tooltip.style.left = `${Math.max(6, Math.min(left, room - width - 6))}px`;
   const above = y - height - 12;
   tooltip.style.top = `${above > 6 ? above : Math.min(y + 16, window.innerHeight - height - 6)}px`;
-  if (aloud) spoken.textContent = [title, ...pairs.map((pair) => pair.join(": "))].join("; ");
 }
 
 function hideTooltip() {
   tooltip.hidden = true;
+  shown = null;
 }
 
 // points: [{x, y, lines: [title, [name, value], ...]}]; `by` says in which direction the nearest
@@ -85,6 +93,8 @@ function pointing(canvas, points, by = "both") {
   });
 }
 
+// A tooltip of the keyboard goes with its mark; the mouse points elsewhere after scrolling.
 window.addEventListener("scroll", () => {
-  if (!document.activeElement?.classList.contains("plot")) hideTooltip();
+  if (shown && shown.canvas === document.activeElement) placeTooltip(shown.point, shown.canvas);
+  else hideTooltip();
 }, { passive: true });

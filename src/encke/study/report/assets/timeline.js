@@ -4,7 +4,7 @@ function drawTimeline(section, { row, policy }) {
   const host = section.querySelector(".plots");
   host.replaceChildren();
   const clean = (points) =>
-    (points ?? []).filter((p) => known(p?.[0]) && known(p?.[1])).sort((a, b) => a[0] - b[0]);
+    (Array.isArray(points) ? points : []).filter((p) => known(p?.[0]) && known(p?.[1])).sort((a, b) => a[0] - b[0]);
   const plain = clean(row?.timeline?.plain);
   const kept = clean(row?.timeline?.kept);
   section.hidden = !plain.length && !kept.length;
