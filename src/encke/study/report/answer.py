@@ -25,12 +25,18 @@ from encke.study.report.recommend import (
 
 #: A saving below this is not offered as an alternative.
 _WORTHWHILE = 1.25
-_RULE = (
+_NO_PLAIN = (
+    "Without a finished plain training of the same network and data nothing can be said about "
+    "what that costs: add the policy “plain” to the study."
+)
+_AS_WELL = (
     "A setting trains as well as plain if the mean of its seeds ends no further behind plain's "
     "mean than plain's own seeds lie apart, or at most 0.3 points (for metrics that are not "
-    "percentages, 0.3 % of plain's value) behind. Of the settings that do so in nine "
-    "comparisons of ten, the one that keeps the fewest bytes for backward is recommended; of "
-    "two within 2 % of each other, the faster."
+    "percentages, 0.3 % of plain's value) behind."
+)
+_CHOICE = (
+    "the one that keeps the fewest bytes for backward is recommended; of two within 2 % of each "
+    "other, the faster."
 )
 
 
@@ -67,9 +73,14 @@ def answer(comparison: Comparison, best: Verdict | None) -> Markup:
             ),
             element("dl", *_figures(comparison, best), class_="figures"),
             element("p", element("b", "Why this one. "), unbroken(_why(comparison, best))),
-            element("p", unbroken(_RULE), class_="note"),
+            element("p", unbroken(_rule(comparison)), class_="note"),
         ]
     )
+
+
+def _rule(comparison: Comparison) -> str:
+    often = " in nine comparisons of ten" if len(comparison.scenes) > 1 else ""
+    return f"{_AS_WELL} Of the settings that do so{often}, {_CHOICE}"
 
 
 def _scope(comparison: Comparison, best: Verdict) -> str:
@@ -129,7 +140,9 @@ def _quality(comparison: Comparison, best: Verdict) -> Markup:
         f"{measure(worst.metric.mean, unit)} against plain's {measure(plain.metric.mean, unit)}"
     )
     if len(best.groups) == 1:
-        return _figure(change, f"in {scene.metric.name}", both)
+        value, _, points = change.partition(" points")
+        of = "points of" if unit == "%" else "in"
+        return _figure(value + points, f"{of} {scene.metric.name}", both)
     return _figure(
         f"{len(best.good)} of {len(best.groups)}",
         "train as well as plain",
@@ -199,10 +212,12 @@ def _why(comparison: Comparison, best: Verdict) -> str:
     smaller = [v for v in others if v.saving > best.saving and len(v.good) < len(v.groups)]
     if smaller:
         smallest = max(smaller, key=lambda verdict: verdict.saving)
+        behind = f"falls behind plain{_worst_of(comparison, smallest)}"
+        if len(smallest.groups) > 1:
+            bad = len(smallest.groups) - len(smallest.good)
+            behind += f" in {bad} of {len(smallest.groups)} comparisons"
         sentences.append(
-            f"{name(smallest)} keeps less ({times(smallest.saving)}) but falls behind plain in "
-            f"{len(smallest.groups) - len(smallest.good)} of "
-            f"{counted(len(smallest.groups), 'comparison')}{_worst_of(comparison, smallest)}."
+            f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
         )
     faster = [
         v
@@ -233,7 +248,8 @@ def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     scene = comparison.scenes[worst.scene]
     change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
-    return f" (at worst {change} in {scene.metric.name}, {scene.label})"
+    where = f"; {scene.label}" if len(verdict.groups) > 1 else ""
+    return f" ({change} in {scene.metric.name}{where})"
 
 
 def _without_answer(comparison: Comparison) -> Markup:
@@ -251,23 +267,22 @@ def _without_answer(comparison: Comparison) -> Markup:
                     "seeds let expect. Try a smaller tolerance, or more seeds.",
                     class_="lead",
                 ),
-                element("p", unbroken(_RULE), class_="note"),
+                element("p", unbroken(_rule(comparison)), class_="note"),
             ]
         )
-    kept = [
-        f"{comparison.label(group)} kept {times(saved)} less "
-        f"({comparison.scenes[group.scene].label})"
-        for group in comparison.groups
-        if (saved := saving(group)) is not None and saved > 1
-    ]
-    return joined(
-        [
-            element(
-                "p",
-                (listed(kept[:4]) + ". ") if kept else "",
-                "Without a finished plain training of the same network and data nothing can be "
-                "said about what that costs: add the policy “plain” to the study.",
-                class_="lead",
-            )
-        ]
-    )
+    return element("p", _kept(comparison), _NO_PLAIN, class_="lead")
+
+
+def _kept(comparison: Comparison) -> str:
+    """What each policy saved against what autograd would have held, the largest first."""
+    savings: dict[str, list[float]] = {}
+    for group in comparison.groups:
+        saved = saving(group)
+        if saved is not None and saved > 1:
+            savings.setdefault(comparison.label(group), []).append(saved)
+    means = {label: geometric_mean(values) for label, values in savings.items()}
+    first = sorted(means, key=lambda label: -means[label])[:4]
+    if not first:
+        return ""
+    said = listed([f"{label} {times(means[label])}" for label in first])
+    return f"Less kept for backward than autograd would hold: {said}. "

@@ -22,8 +22,8 @@ def digits(value: float, places: int = 3) -> str:
         return "0"
     power = math.floor(math.log10(abs(value)))
     if power < -4 or power > 8:
-        front, _, power = f"{value:.{places - 1}e}".partition("e")
-        return f"{front}e{int(power):+d}".replace("-", MINUS)
+        front, _, exponent = f"{value:.{places - 1}e}".partition("e")
+        return f"{front}e{int(exponent):+d}".replace("-", MINUS)
     decimals = max(0, places - 1 - power)
     text = f"{value:,.{decimals}f}"
     if "." in text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from encke.study.report.comparison import Comparison, Group
@@ -161,7 +162,7 @@ def conditions(study: dict[str, Any], comparison: Comparison) -> Markup:
     spent = sum(number(row, "seconds") or 0 for row in comparison.rows)
     machine.append(("time of all cells", _duration(spent)))
     if field(study, "created"):
-        machine.append(("study made", text(study, "created")))
+        machine.append(("study made", _moment(text(study, "created"))))
     return joined(
         [
             table(columns, rows, caption="How each network was trained", text=2),
@@ -188,6 +189,19 @@ def _told(rows: list[Row], *path: str) -> str:
             found.setdefault(str(value) if known is None else digits(known, 7))
     said = list(found)
     return ", ".join(said[:4]) + (" …" if len(said) > 4 else "") if said else NONE
+
+
+def _moment(written: str) -> str:
+    """A time as people write it; what is no time, as it is.
+
+    >>> _moment("2026-01-02T03:04:05+00:00"), _moment("yesterday")
+    ('2026-01-02 03:04 UTC', 'yesterday')
+    """
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return written
+    return f"{moment:%Y-%m-%d %H:%M} {moment.tzname() or ''}".rstrip()
 
 
 def _duration(seconds: float) -> str:

@@ -37,7 +37,9 @@ function axis(given, from, to) {
 }
 
 // x and y: {low, high, log, flip, title, write, ticks}; `ticks` may name the values to label.
-function frame(host, { title, label, height, x, y, right = 14 }) {
+function frame(host, { title, label, height: usual, x, y, right = 14 }) {
+  // A wide picture may be higher.
+  const height = host.clientWidth > 800 ? Math.round(usual * 1.25) : usual;
   const { canvas, width } = figure(host, { title, label, height });
   const top = y.title ? 26 : 10;
   const bottom = x.title ? 42 : 24;
@@ -82,14 +84,17 @@ function labeller(chart, taken = []) {
     + Math.max(0, Math.min(a.x1, b.x1) - Math.max(a.x0, b.x0))
     * Math.max(0, Math.min(a.y1, b.y1) - Math.max(a.y0, b.y0)), 0);
   // A label that `must` stand covers as little as it can; others stay away.
-  return (text, x, y, { must = false, gap = 9, ...attributes } = {}) => {
+  return (text, x, y, { must = false, above = false, gap = 9, ...attributes } = {}) => {
     const width = widthOf(text, 11.5) * (must ? 1.1 : 1) + 2;
-    const tries = [
-      [x + gap, y + 4, "start"], [x - gap, y + 4, "end"], [x, y - gap - 4, "middle"], [x, y + gap + 13, "middle"],
-      [x + gap, y - gap - 2, "start"], [x - gap, y - gap - 2, "end"],
-      [x + gap, y + gap + 10, "start"], [x - gap, y + gap + 10, "end"],
-      [x, y - gap - 20, "middle"], [x, y + gap + 28, "middle"],
+    const over = [
+      [x + gap, y - gap - 2, "start"], [x - gap, y - gap - 2, "end"], [x, y - gap - 4, "middle"],
+      [x, y - gap - 20, "middle"],
     ];
+    const beside = [
+      [x + gap, y + 4, "start"], [x - gap, y + 4, "end"], [x, y + gap + 13, "middle"],
+      [x + gap, y + gap + 10, "start"], [x - gap, y + gap + 10, "end"], [x, y + gap + 28, "middle"],
+    ];
+    const tries = above ? [...over, ...beside] : [...beside.slice(0, 2), ...over, ...beside.slice(2)];
     const rooms = tries.map(([tx, ty, anchor]) => {
       const x0 = anchor === "start" ? tx : anchor === "end" ? tx - width : tx - width / 2;
       return { tx, ty, anchor, x0, x1: x0 + width, y0: ty - 10, y1: ty + 3 };

@@ -126,7 +126,9 @@ function drawFamilies(canvas, placed) {
 
 function frontLines(scene, policy, g) {
   const { name, unit, lower } = scene.metric;
-  const lines = [policy.label, [name, ranged(g.metric, (v) => measure(v, unit))]];
+  const { mean, low, high, count } = g.metric;
+  const lines = [policy.label, [name, measure(mean, unit)]];
+  if (count > 1) lines.push([`${count} seeds`, `${measure(low, "")} to ${measure(high, unit)}`]);
   if (g.loss !== null && policy.kind !== "plain") {
     lines.push(["against plain", difference(lower ? g.loss : -g.loss, unit)]);
   }
@@ -134,7 +136,7 @@ function frontLines(scene, policy, g) {
   if (g.saving) lines.push(["less than plain", times(g.saving)]);
   if (g.peak) lines.push(["peak of a step", size(g.peak.mean)]);
   if (g.time) lines.push(["step time", `${times(g.time.mean)} that of plain`]);
-  lines.push(["seeds", g.failed ? `${g.rows.length}, ${g.failed} failed` : String(g.rows.length)]);
+  if (g.failed) lines.push(["failed", counted(g.failed, "seed")]);
   if (g.best) lines.push(["", "the best setting here"]);
   else if (g.asWell === false) lines.push(["", "ends worse than plain"]);
   return lines;

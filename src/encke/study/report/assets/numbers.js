@@ -64,10 +64,3 @@ function difference(value, unit) {
 function counted(count, one) {
   return `${grouped(count, 0)} ${count === 1 ? one : `${one}s`}`;
 }
-
-// A span over seeds: its mean, and how far the seeds reach.
-function ranged(span, write) {
-  if (!span) return NONE;
-  if (span.count < 2) return write(span.mean);
-  return `${write(span.mean)} (${write(span.low)} to ${write(span.high)})`;
-}

@@ -124,6 +124,12 @@ if (view.groups.some((g) => g.rows.length)) {
   setUpFilter();
   setUpSwitches();
   draw();
+  for (const [name, printing] of [["beforeprint", true], ["afterprint", false]]) {
+    window.addEventListener(name, () => {
+      document.documentElement.classList.toggle("printing", printing);
+      draw();
+    });
+  }
   let width = window.innerWidth;
   let waiting = 0;
   window.addEventListener("resize", () => {

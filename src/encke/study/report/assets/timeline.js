@@ -31,7 +31,7 @@ function drawTimeline(section, { row, policy }) {
   for (const [points, words] of [[plain, "plain"], [kept, policy.label]]) {
     if (!points.length) continue;
     const top = points.reduce((a, b) => (b[1] > a[1] ? b : a));
-    label(`${shortened(words, 170)}: ${size(top[1])}`, ...place(top), { must: true, "font-weight": 600 });
+    label(`${shortened(words, 170)}: ${size(top[1])}`, ...place(top), { must: true, above: true, "font-weight": 600 });
   }
   const moments = (plain.length ? plain : kept).map(([t]) => t);
   const nearest = (points, t) => {
