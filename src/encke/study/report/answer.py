@@ -35,8 +35,8 @@ _AS_WELL = (
     "percentages, 0.3 % of plain's value) behind."
 )
 _CHOICE = (
-    "the one that keeps the fewest bytes for backward is recommended; of two within 2 % of each "
-    "other, the faster."
+    "the one that keeps the fewest bytes for backward is recommended; of two within 2 % of "
+    "each other, the faster."
 )
 
 
