@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_UNITS = ("%", "points", "GiB", "MiB", "KiB", "B", "K", "nats")
+_SIZES = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+_UNITS = ("%", "points", "GB", "MB", "kB", "B", "K", "nats")
 MINUS = "\N{MINUS SIGN}"
 #: What stands where there is nothing to write.
 NONE = "–"
@@ -33,8 +33,8 @@ def digits(value: float, places: int = 3) -> str:
 
 def size(count: float | None) -> str:
     """
-    >>> size(3 << 20), size(5.25 * 2**20), size(900), size(None)
-    ('3.0 MiB', '5.2 MiB', '900 B', '–')
+    >>> size(3_000_000), size(278_400_000), size(900), size(None)
+    ('3.0 MB', '278 MB', '900 B', '–')
     """
     if count is None:
         return NONE

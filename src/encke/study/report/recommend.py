@@ -78,7 +78,9 @@ def trains_as_well(comparison: Comparison, group: Group) -> bool | None:
 
 
 def saving(group: Group) -> float | None:
-    """Plain bytes over stored bytes."""
+    """Plain bytes over stored bytes, the mean of the seeds."""
+    if group.ratio is not None and group.ratio.mean > 0:
+        return group.ratio.mean
     if group.plain is None or group.stored is None or group.stored.mean <= 0:
         return None
     return group.plain.mean / group.stored.mean

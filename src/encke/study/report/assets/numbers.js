@@ -21,7 +21,7 @@ function digits(value, places = 3) {
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 }
 
-const SIZES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
 
 function size(count) {
   if (!known(count)) return NONE;
