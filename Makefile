@@ -41,7 +41,8 @@ browser-test: setup ## the report of a study in a real browser, where chromium c
 	       && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	            chromium fonts-dejavu-core >/dev/null; } \
 	  || echo "browser-test: no chromium, and it cannot be installed here (needs root and apt-get)"
-	$(BIN)/python -m pytest -rs tests/study/report/test_browser.py
+	$(BIN)/python -m pytest -rs tests/study/report/test_browser.py \
+	  || [ $$? = 5 ] # 5: nothing to run, because what it needs is not there
 
 lint: setup ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

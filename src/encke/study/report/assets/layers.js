@@ -58,7 +58,7 @@ function drawLayers(section, { row, policy }) {
   }
   drawBlocks(chart, blocks);
   const saved = left > 0 ? `, ${times(whole / left)} less` : "";
-  host.append(html("p", { class: "finding" }, `${size(whole)} in ${counted(shown.length, "tensor")} become ${size(left)}${saved}.`));
+  host.append(html("p", { class: "finding" }, `${size(whole)} in ${counted(shown.length, "tensor")} become ${size(left)}${saved}.${codecShares(row.codecs)}`));
   pointing(chart.canvas, points, "x");
   behind(
     section, "Tensors that backward needs",
@@ -70,6 +70,11 @@ function drawLayers(section, { row, policy }) {
     ]),
     6,
   );
+}
+
+function codecShares(codecs) {
+  const shares = Object.entries(codecs ?? {}).filter(([, bytes]) => bytes > 0).sort((a, b) => b[1] - a[1]);
+  return shares.length ? ` By codec: ${shares.map(([name, bytes]) => `${name} ${size(bytes)}`).join(", ")}.` : "";
 }
 
 function layerLines(layer) {

@@ -6,7 +6,7 @@ function drawTimeline(section, { row, policy }) {
   const clean = (points) =>
     (Array.isArray(points) ? points : []).filter((p) => known(p?.[0]) && known(p?.[1])).sort((a, b) => a[0] - b[0]);
   const plain = clean(row?.timeline?.plain);
-  const kept = clean(row?.timeline?.kept);
+  const kept = policy.kind === "plain" ? [] : clean(row?.timeline?.kept);
   section.hidden = !plain.length && !kept.length;
   if (section.hidden) return;
   const peak = Math.max(...[...plain, ...kept].map((p) => p[1]), 1);
@@ -21,7 +21,7 @@ function drawTimeline(section, { row, policy }) {
   const ground = chart.box.bottom;
   for (const [points, kind] of [[plain, "plain"], [kept, kindOf(policy)]]) {
     if (!points.length) continue;
-    const line = points.map(place);
+    const line = stairs(points).map(place);
     const hill = [[line[0][0], ground], ...line, [line[line.length - 1][0], ground]];
     chart.canvas.append(svg("path", { d: path(hill, { closed: true }), class: `hill kind-${kind}` }));
     chart.canvas.append(svg("path", { d: path(line), class: `mark line kind-${kind}` }));
@@ -33,22 +33,26 @@ function drawTimeline(section, { row, policy }) {
     const top = points.reduce((a, b) => (b[1] > a[1] ? b : a));
     label(`${shortened(words, 170)}: ${size(top[1])}`, ...place(top), { must: true, above: true, "font-weight": 600 });
   }
-  const moments = (plain.length ? plain : kept).map(([t]) => t);
-  const nearest = (points, t) => {
-    let best = points[0];
-    for (const p of points) if (Math.abs(p[0] - t) < Math.abs(best[0] - t)) best = p;
-    return best?.[1];
-  };
+  const moments = [...new Set([...plain, ...kept].map(([t]) => t))].sort((a, b) => a - b);
   const points = moments.map((t) => ({
     x: chart.x(t),
-    y: chart.y((nearest(plain.length ? plain : kept, t)) / factor),
-    lines: [`${digits(100 * t)} % of the step`, ["plain", size(nearest(plain, t))], [policy.label, size(nearest(kept, t))]],
+    y: chart.y((heldAt(plain.length ? plain : kept, t) ?? 0) / factor),
+    lines: [`${digits(100 * t)} % of the step`, ["plain", size(heldAt(plain, t))], [policy.label, size(heldAt(kept, t))]],
   }));
   pointing(chart.canvas, points, "x");
   behind(
     section, "Bytes held for backward over one step", ["share of the step", "plain", policy.label],
-    () => moments.map((t) => [`${digits(100 * t)} %`, size(nearest(plain, t)), size(nearest(kept, t))]),
+    () => moments.map((t) => [`${digits(100 * t)} %`, size(heldAt(plain, t)), size(heldAt(kept, t))]),
   );
+}
+
+// What is held changes at moments and stays as it is between them.
+function stairs(points) {
+  return points.flatMap((point, i) => (i ? [[point[0], points[i - 1][1]], point] : [point]));
+}
+
+function heldAt(points, t) {
+  return points.findLast((point) => point[0] <= t)?.[1];
 }
 
 // Where forward ends; what its words occupy.
