@@ -73,7 +73,7 @@ def opened(browser: Browser, tmp_path: Path, pages: dict[int, str]) -> Iterator[
             "request",
             lambda request: (
                 None
-                if request.url.split("#")[0] == address or request.url.startswith("blob:")
+                if request.url.startswith((address, "blob:", "data:"))
                 else troubles.append(f"request: {request.url}")
             ),
         )
@@ -84,6 +84,25 @@ def opened(browser: Browser, tmp_path: Path, pages: dict[int, str]) -> Iterator[
     for context in contexts:
         context.close()
     assert troubles == []
+
+
+def test_a_server_is_asked_for_the_page_and_nothing_else(
+    browser: Browser, usual: Rows, pages: dict[int, str]
+) -> None:
+    asked: list[str] = []
+    context = browser.new_context()
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(body=pages[id(usual)], content_type="text/html; charset=utf-8")
+
+    context.route("**/*", answer)
+    tab = context.new_page()
+    tab.goto("http://report.test/")
+    assert plot(tab, "front").is_visible()
+    tab.wait_for_load_state("networkidle")
+    context.close()
+    assert asked == ["http://report.test/"]
 
 
 def plot(tab: Page, chart: str) -> Any:

@@ -181,3 +181,12 @@ def test_what_the_script_draws_agrees_with_the_recommendation() -> None:
         marked = [g["policy"] for g in drawn["groups"] if g["scene"] == scene and g["best"]]
         found = best_in(comparison, scene)
         assert marked == ([] if found is None else [found.policy])
+
+
+def test_where_a_peer_wins_the_page_says_so_and_how_encke_did() -> None:
+    rows = [cell("plain", final=70.0), cell("Encke, tolerance 1", final=69.9, stored=20)]
+    rows.append(cell("checkpoint", final=70.0, stored=10, policy_kind="checkpoint"))
+    comparison = compare(rows)
+    said = answer(comparison, best_overall(comparison))
+    assert "The setting to use: <strong>checkpoint</strong>" in said
+    assert "Of Encke&#x27;s own settings, Encke, tolerance 1 does best: 5.0× less" in said

@@ -219,6 +219,7 @@ def _why(comparison: Comparison, best: Verdict) -> str:
         sentences.append(
             f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
         )
+    sentences += _own(comparison, best, others)
     faster = [
         v
         for v in equal
@@ -231,6 +232,19 @@ def _why(comparison: Comparison, best: Verdict) -> str:
             f"of plain and keeps {times(fastest.saving)} less."
         )
     return " ".join(sentences)
+
+
+def _own(comparison: Comparison, best: Verdict, others: list[Verdict]) -> list[str]:
+    """Where another setting is recommended, how Encke's best one did."""
+    own = [v for v in others if comparison.policies[v.policy].kind == "encke"]
+    if not own or comparison.policies[best.policy].kind == "encke":
+        return []
+    nearest = max(own, key=lambda verdict: (len(verdict.good), verdict.saving))
+    return [
+        f"Of Encke's own settings, {comparison.policies[nearest.policy].label} does best: "
+        f"{times(nearest.saving)} less{_at_time(nearest)}, as well as plain in "
+        f"{len(nearest.good)} of {counted(len(nearest.groups), 'comparison')}."
+    ]
 
 
 def _often(verdict: Verdict) -> bool:

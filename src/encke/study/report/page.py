@@ -58,7 +58,7 @@ def page(study: dict[str, Any], rows: list[Row]) -> str:
     versions = sorted({text(row, "environment", "encke") for row in rows} - {""})
     return Template(_asset("page.html")).substitute(
         policy=(
-            f"default-src 'none'; script-src '{_digest(script)}'; "
+            f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; "
             f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
         ),
         title=clean(f"{title}: Encke study"),
