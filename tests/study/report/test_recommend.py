@@ -190,3 +190,10 @@ def test_where_a_peer_wins_the_page_says_so_and_how_encke_did() -> None:
     said = answer(comparison, best_overall(comparison))
     assert "The setting to use: <strong>checkpoint</strong>" in said
     assert "Of Encke&#x27;s own settings, Encke, tolerance 1 does best: 5.0× less" in said
+
+
+def test_a_peak_that_rises_is_called_higher() -> None:
+    rows = [cell("plain", final=70.0), cell("small", final=70.0, stored=10)]
+    rows[1]["memory"]["peak_bytes"] = 18
+    said = answer(compare(rows), best_overall(compare(rows)))
+    assert '<dt>higher peak of a step</dt><dd class="value">2.00×</dd>' in said

@@ -165,16 +165,17 @@ def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
         if (plain := comparison.plain_of(group)) and plain.peak and group.peak
     ]
     pairs = [(before, after) for before, after in pairs if before > 0 and after > 0]
-    title = "lower peak of a step"
     if not pairs:
-        return _figure(NONE, title, "not measured")
+        return _figure(NONE, "lower peak of a step", "not measured")
+    whole = geometric_mean([before / after for before, after in pairs])
+    title = f"{'lower' if whole >= 1 else 'higher'} peak of a step"
     if len(pairs) == 1:
         note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
     else:
         ratios = [before / after for before, after in pairs]
         reach = f"{times(min(ratios))} to {times(max(ratios))}"
-        note = f"geometric mean; {reach}; temporaries included"
-    return _figure(times(geometric_mean([a / b for a, b in pairs])), title, note)
+        note = f"geometric mean; plain over it {reach}; temporaries included"
+    return _figure(times(max(whole, 1 / whole)), title, note)
 
 
 def _figure(value: str, title: str, note: str) -> Markup:

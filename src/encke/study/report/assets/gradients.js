@@ -45,7 +45,7 @@ function drawGradients(section, { gradients, policy }) {
   const ratios = values.map((e) => e.measured / e.predicted).sort((a, b) => a - b);
   const close = ratios.filter((r) => Math.abs(r - 1) <= AGREE).length;
   const middle = ratios[Math.floor(ratios.length / 2)];
-  host.append(html("p", { class: "finding" }, `${close} of ${counted(ratios.length, "gradient")} lie within 20 % of the prediction; measured over predicted is ${digits(middle)} in the median.`));
+  host.append(html("p", { class: "finding" }, `${close} of ${counted(ratios.length, "gradient")} lie within 20 % of the prediction; measured over predicted is ${middle.toFixed(2)} in the median.`));
   behind(
     section, "Error of each gradient", ["parameter", "layer", "op", "predicted", "measured", "measured / predicted"],
     () => values.map((e) => [e.parameter ?? "", e.module ?? "", e.op ?? "", scientific(e.across), scientific(e.up), digits(e.measured / e.predicted)]),
@@ -59,6 +59,7 @@ function scientific(value) {
 
 // 3·10⁻⁴
 function tenPower(value) {
+  if (value >= 0.01 && value < 1000) return digits(value);
   const [front, power] = value.toExponential(0).split("e");
   const raised = [...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
   return front === "1" ? `10${raised}` : `${front}·10${raised}`;

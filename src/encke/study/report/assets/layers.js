@@ -35,7 +35,7 @@ function drawLayers(section, { row, policy }) {
   const chart = frame(host, {
     label: `bytes of ${shown.length} tensors, plain and kept by ${policy.label}`,
     height: 340,
-    x: { low: 0, high: whole / factor, title: `plain bytes in the order of the network, ${letters}`, write: (v) => digits(v) },
+    x: { low: 0, high: whole / factor, title: `size in plain training, in the order of the network, ${letters}`, write: (v) => digits(v) },
     y: { low: 0, high: 1, ticks: [0, 0.25, 0.5, 0.75, 1], title: "share that is kept", write: (v) => `${100 * v} %` },
   });
   let start = 0;
@@ -57,8 +57,7 @@ function drawLayers(section, { row, policy }) {
     else blocks.push({ block, from, to });
   }
   drawBlocks(chart, blocks);
-  const saved = left > 0 ? `, ${times(whole / left)} less` : "";
-  host.append(html("p", { class: "finding" }, `${size(whole)} in ${counted(shown.length, "tensor")} become ${size(left)}${saved}.${codecShares(row.codecs)}`));
+  host.append(html("p", { class: "finding" }, layerSums(row, whole, left)));
   pointing(chart.canvas, points, "x");
   behind(
     section, "Tensors that backward needs",
@@ -70,6 +69,21 @@ function drawLayers(section, { row, policy }) {
     ]),
     6,
   );
+}
+
+// What the columns come to beside the step's own sums: two operations may save one tensor, and
+// what the loss saves does not pass through the tape.
+function layerSums(row, whole, left) {
+  const { plain_bytes: plain, stored_bytes: stored } = row.memory ?? {};
+  const parts = [];
+  if (plain > 0 && stored > 0) {
+    parts.push(`Plain autograd holds ${size(plain)} at the peak of a step, here it is ${size(stored)}: ${times(plain / stored)} less.`);
+    if (whole > 1.01 * plain) parts.push(`The columns add up to ${size(whole)}, because a tensor that two operations save has two of them.`);
+    if (stored > 1.01 * left) parts.push(`${size(stored - left)} are held outside of them, by the loss for instance.`);
+  } else {
+    parts.push(`${size(whole)} become ${size(left)}.`);
+  }
+  return parts.join(" ") + codecShares(row.codecs);
 }
 
 function codecShares(codecs) {
