@@ -15,7 +15,7 @@ function drawFront(section, { view, groups, scenes, state }) {
 
 const FRONT_COLUMNS = [
   "setting", "network and data", "seeds", "metric", "range of seeds", "against plain",
-  "as well as plain", "kept", "less", "peak of a step", "step time",
+  "as well as plain", "kept", "than plain", "peak of a step", "step time",
 ];
 
 function frontRow(view, g) {
@@ -31,7 +31,7 @@ function frontRow(view, g) {
     difference(change, unit),
     g.asWell === null ? NONE : g.asWell ? "yes" : "no",
     size(g.stored?.mean),
-    times(g.saving),
+    saved(g.saving),
     size(g.peak?.mean),
     times(g.time?.mean),
   ];
@@ -133,7 +133,7 @@ function frontLines(scene, policy, g) {
     lines.push(["against plain", difference(lower ? g.loss : -g.loss, unit)]);
   }
   lines.push(["kept for backward", size(g.stored?.mean)]);
-  if (g.saving) lines.push(["less than plain", times(g.saving)]);
+  if (g.saving && policy.kind !== "plain") lines.push(["than plain", saved(g.saving)]);
   if (g.peak) lines.push(["peak of a step", size(g.peak.mean)]);
   if (g.time) lines.push(["step time", `${times(g.time.mean)} that of plain`]);
   if (g.failed) lines.push(["failed", counted(g.failed, "seed")]);

@@ -41,7 +41,7 @@ function drawHistogram(section, { row, policy }) {
   chart.canvas.append(svg("path", { d: `M${chart.x(-1)},${even}H${chart.x(1)}`, class: "even" }));
   const said = known(worst) ? `Largest error: ${digits(worst, 5)} of its bound` : "";
   const many = known(values) ? `${said ? ", among " : ""}${grouped(values, 0)} values.` : said ? "." : "";
-  const exact = tower < 0 ? "" : ` The cut-off column has ${percent(most)} of them: values that come back exactly, zeros above all.`;
+  const exact = tower < 0 ? "" : ` The cut-off column has ${percent(most)} of them, most of which come back exactly: zeros above all.`;
   host.append(html("p", { class: "finding" }, said + many + exact));
   pointing(chart.canvas, points, "x");
   behind(

@@ -44,6 +44,12 @@ function times(value) {
   return `${value.toFixed(value < 3 ? 2 : value < 100 ? 1 : 0)}×`;
 }
 
+// Plain bytes over kept bytes, in words: some settings keep more than plain training.
+function saved(ratio) {
+  if (!known(ratio) || ratio <= 0) return NONE;
+  return ratio >= 1 ? `${times(ratio)} less` : `${times(1 / ratio)} more`;
+}
+
 function percent(share, places = 3) {
   return known(share) ? `${digits(100 * share, places)} %` : NONE;
 }

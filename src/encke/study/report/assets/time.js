@@ -25,7 +25,7 @@ function drawTime(section, { view, rows, groups, scenes }) {
     dots: one
       ? members.flatMap((g) => g.rows.map((i) => [rows[i].time?.relative, `seed ${rows[i].seed}`]))
       : members.map((g) => [g.time.mean, view.scenes[g.scene].label]),
-  })).sort((a, b) => a.mean - b.mean);
+  })).map((lane) => ({ ...lane, dots: lane.dots.filter(([value]) => value > 0) })).sort((a, b) => a.mean - b.mean);
   timeLanes(host, lanes, one ? view.scenes[scenes[0]].label : `${scenes.length} networks and data`);
 }
 
@@ -41,10 +41,13 @@ function timeLanes(host, lanes, where) {
   const top = 28;
   const height = top + lanes.length * lane + 40;
   const { canvas, width } = figure(host, { label: `step time of ${lanes.length} settings relative to plain, ${where}`, height });
-  const values = lanes.flatMap((l) => [l.mean, ...l.dots.map(([v]) => v)]).filter(known);
+  const values = lanes.flatMap((l) => [l.mean, ...l.dots.map(([value]) => value)]);
   const low = Math.min(0.9, ...values);
   const high = Math.max(1.1, ...values);
-  const x = linear(low - (high - low) * 0.04, high + (high - low) * 0.04, names + 8, width - 62);
+  const log = high > 4 * low;
+  const x = log
+    ? logarithmic(low / 1.05, high * 1.05, names + 8, width - 62)
+    : linear(low - (high - low) * 0.04, high + (high - low) * 0.04, names + 8, width - 62);
   const bottom = height - 40;
   for (const value of x.ticks(narrow ? 4 : 8)) {
     canvas.append(svg("path", { d: `M${x(value)},${top - 6}V${bottom}`, class: "grid" }));
@@ -52,7 +55,7 @@ function timeLanes(host, lanes, where) {
   }
   canvas.append(svg("path", { d: `M${x(1)},${top - 10}V${bottom}`, class: "base strong" }));
   canvas.append(svg("text", { x: x(1), y: 12, class: "title middle" }, "plain"));
-  canvas.append(svg("text", { x: width, y: height - 6, class: "title end" }, "step time relative to plain"));
+  canvas.append(svg("text", { x: width, y: height - 6, class: "title end" }, `step time relative to plain${log ? " (logarithmic)" : ""}`));
   const points = [];
   lanes.forEach(({ policy, mean, dots }, i) => {
     const y = top + i * lane + (narrow ? 31 : lane / 2);
@@ -63,9 +66,9 @@ function timeLanes(host, lanes, where) {
     canvas.append(mark(policy, 12, narrow ? y - 19 : y, 5));
     canvas.append(svg("text", { x: 24, y: narrow ? y - 14 : y + 4, class: "name" }, name));
     for (const [value] of dots) {
-      if (known(value)) canvas.append(svg("circle", { cx: x(value), cy: y, r: 3.5, class: `dot kind-${kind}` }));
+      canvas.append(svg("circle", { cx: x(value), cy: y, r: 3.5, class: `dot kind-${kind}` }));
     }
-    const furthest = Math.max(to, ...dots.map(([v]) => (known(v) ? x(v) : 0)));
+    const furthest = Math.max(to, ...dots.map(([value]) => x(value)));
     canvas.append(svg("text", { x: furthest + 8, y: y + 4, class: "label" }, times(mean)));
     points.push({ x: x(mean), y, lines: [policy.label, ["geometric mean", times(mean)], ...dots.slice(0, 14).map(([v, n]) => [n, times(v)])] });
   });
