@@ -12,15 +12,15 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 
 # What the installed package is made of: when one of these changes, it is installed anew.
 SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.hpp' \
-             -o -name '*.h' -o -name 'py.typed' \) 2>/dev/null) \
+             -o -name '*.h' -o -name 'py.typed' -o -path '*/assets/*' \) 2>/dev/null) \
            pyproject.toml CMakeLists.txt README.md LICENSE
 CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
                  2>/dev/null)
 
-.PHONY: help setup demo test quick lint bench exhaustive fuzz dev clean
+.PHONY: help setup demo test quick browser-test lint bench exhaustive fuzz dev clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.encke-installed ## virtual environment with torch, the package and the test tools
 
@@ -33,6 +33,17 @@ test: setup ## every test, on the package as installed
 
 quick: setup ## the tests that take seconds
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+
+browser-test: setup ## the report of a study in a real browser, where chromium can be had
+	@$(BIN)/python -c "import playwright" 2>/dev/null || $(PIP) 'playwright>=1.40' \
+	  || echo "browser-test: playwright cannot be installed here"
+	@command -v chromium >/dev/null || [ -n "$${ENCKE_CHROMIUM:-}" ] \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	       && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	            chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "browser-test: no chromium, and it cannot be installed here (needs root and apt-get)"
+	$(BIN)/python -m pytest -rs tests/study/report/test_browser.py \
+	  || [ $$? = 5 ] # 5: nothing to run, because what it needs is not there
 
 lint: setup ## ruff, mypy, clang-format
 	$(BIN)/ruff check .

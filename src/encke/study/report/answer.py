@@ -1,0 +1,303 @@
+"""The beginning of the page: what was saved at what cost, in words and a few large figures."""
+
+from __future__ import annotations
+
+from encke.study.report.comparison import Comparison, Group
+from encke.study.report.markup import Markup, element, joined
+from encke.study.report.numbers import (
+    NONE,
+    counted,
+    difference,
+    listed,
+    measure,
+    size,
+    times,
+    unbroken,
+)
+from encke.study.report.recommend import (
+    OFTEN,
+    Verdict,
+    geometric_mean,
+    loss,
+    saving,
+    verdicts,
+)
+
+#: A saving below this is not offered as an alternative.
+_WORTHWHILE = 1.25
+_NO_PLAIN = (
+    "Without a finished plain training of the same network and data nothing can be said about "
+    "what that costs: add the policy “plain” to the study."
+)
+_AS_WELL = (
+    "A setting trains as well as plain if the mean of its seeds ends no further behind plain's "
+    "mean than plain's own seeds lie apart, or at most 0.3 points (for metrics that are not "
+    "percentages, 0.3 % of plain's value) behind."
+)
+_CHOICE = (
+    "the one that keeps the fewest bytes for backward is recommended; of two within 2 % of "
+    "each other, the faster."
+)
+
+
+def headline(comparison: Comparison, best: Verdict | None) -> str:
+    """The answer in one line."""
+    if not any(group.done for group in comparison.groups):
+        return "No cell of this study has finished"
+    if best is None:
+        if not any(comparison.plain_of(group) for group in comparison.groups):
+            return "What was kept, without plain training to compare with"
+        return "No setting saved memory and trained as well as plain"
+    where = (
+        "" if best.always_good else f" in {len(best.good)} of {len(best.groups)} comparisons"
+    )
+    return (
+        f"{times(best.saving)} less memory for backward, and the training ends as well as "
+        f"plain{where}"
+    )
+
+
+def answer(comparison: Comparison, best: Verdict | None) -> Markup:
+    """Sentences and large figures; everything in them follows from the rows."""
+    if best is None:
+        return _without_answer(comparison)
+    label = comparison.policies[best.policy].label
+    return joined(
+        [
+            element(
+                "p",
+                "The setting to use: ",
+                element("strong", label),
+                f". {_scope(comparison, best)}",
+                class_="lead",
+            ),
+            element("dl", *_figures(comparison, best), class_="figures"),
+            element("p", element("b", "Why this one. "), unbroken(_why(comparison, best))),
+            element("p", unbroken(_rule(comparison)), class_="note"),
+        ]
+    )
+
+
+def _rule(comparison: Comparison) -> str:
+    often = " in nine comparisons of ten" if len(comparison.scenes) > 1 else ""
+    return f"{_AS_WELL} Of the settings that do so{often}, {_CHOICE}"
+
+
+def _scope(comparison: Comparison, best: Verdict) -> str:
+    if len(best.groups) == 1:
+        scene = comparison.scenes[best.groups[0].scene]
+        return f"Measured with {scene.label}, {_seeds(best.groups)}."
+    held = "in all of them" if best.always_good else f"in {len(best.good)} of them"
+    return (
+        f"Measured in {len(best.groups)} comparisons of a network on its data "
+        f"({_seeds(best.groups)}), it trained as well as plain {held}."
+    )
+
+
+def _seeds(groups: tuple[Group, ...]) -> str:
+    counts = {len(group.done) for group in groups}
+    if len(counts) == 1:
+        return counted(counts.pop(), "seed") + (" each" if len(groups) > 1 else "")
+    return f"{min(counts)} to {max(counts)} seeds each"
+
+
+def _figures(comparison: Comparison, best: Verdict) -> list[Markup]:
+    groups = best.groups
+    savings = [value for group in groups if (value := saving(group)) is not None]
+    if len(groups) == 1 and groups[0].plain and groups[0].stored:
+        kept = f"{size(groups[0].plain.mean)} become {size(groups[0].stored.mean)}"
+    else:
+        kept = f"geometric mean; {times(min(savings))} to {times(max(savings))}"
+    figures = [
+        _figure(times(best.saving), "less kept for backward", kept),
+        _quality(comparison, best),
+    ]
+    steps = [group.time.mean for group in groups if group.time]
+    if best.time is None:
+        figures.append(_figure(NONE, "step time of plain", "not measured"))
+    else:
+        spread = f"geometric mean; {times(min(steps))} to {times(max(steps))}"
+        figures.append(
+            _figure(
+                times(best.time),
+                "the step time of plain",
+                spread if len(steps) > 1 else "median of interleaved steps",
+            )
+        )
+    figures.append(_peak(comparison, groups))
+    return figures
+
+
+def _quality(comparison: Comparison, best: Verdict) -> Markup:
+    worst = max(best.groups, key=lambda group: _relative_loss(comparison, group))
+    scene, plain = comparison.scenes[worst.scene], comparison.plain_of(worst)
+    lost = loss(comparison, worst)
+    if lost is None or plain is None or plain.metric is None or worst.metric is None:
+        return _figure(NONE, "against plain", "not measured")
+    unit = scene.metric.unit
+    change = difference(worst.metric.mean - plain.metric.mean, unit)
+    both = (
+        f"{measure(worst.metric.mean, unit)} against plain's {measure(plain.metric.mean, unit)}"
+    )
+    if len(best.groups) == 1:
+        value, _, points = change.partition(" points")
+        of = "points of" if unit == "%" else "in"
+        return _figure(value + points, f"{of} {scene.metric.name}", both)
+    return _figure(
+        f"{len(best.good)} of {len(best.groups)}",
+        "train as well as plain",
+        f"largest loss: {scene.label}, {change} in {scene.metric.name}",
+    )
+
+
+def _relative_loss(comparison: Comparison, group: Group) -> float:
+    """Losses of different metrics side by side: as shares of plain's value."""
+    plain, lost = comparison.plain_of(group), loss(comparison, group)
+    if lost is None or plain is None or plain.metric is None or plain.metric.mean == 0:
+        return 0.0
+    return lost / abs(plain.metric.mean)
+
+
+def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
+    pairs = [
+        (plain.peak.mean, group.peak.mean)
+        for group in groups
+        if (plain := comparison.plain_of(group)) and plain.peak and group.peak
+    ]
+    pairs = [(before, after) for before, after in pairs if before > 0 and after > 0]
+    if not pairs:
+        return _figure(NONE, "lower peak of a step", "not measured")
+    whole = geometric_mean([before / after for before, after in pairs])
+    title = f"{'lower' if whole >= 1 else 'higher'} peak of a step"
+    if len(pairs) == 1:
+        note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
+    else:
+        ratios = [before / after for before, after in pairs]
+        reach = f"{times(min(ratios))} to {times(max(ratios))}"
+        note = f"geometric mean; plain over it {reach}; temporaries included"
+    return _figure(times(max(whole, 1 / whole)), title, note)
+
+
+def _figure(value: str, title: str, note: str) -> Markup:
+    return element(
+        "div",
+        element("dt", title),
+        element("dd", value, class_="value"),
+        element("dd", unbroken(note), class_="sub"),
+    )
+
+
+def _why(comparison: Comparison, best: Verdict) -> str:
+    def name(verdict: Verdict) -> str:
+        return comparison.policies[verdict.policy].label
+
+    others = [verdict for verdict in verdicts(comparison) if verdict.policy != best.policy]
+    if not others:
+        return "It is the only setting that was compared with plain."
+    sentences = []
+    equal = [v for v in others if len(v.good) >= len(best.good) or _often(v)]
+    if equal:
+        runner_up = max(equal, key=lambda verdict: verdict.saving)
+        often = "everywhere" if len(best.groups) < 10 else "in nine comparisons of ten"
+        often = often if _often(best) else "as often"
+        sentences.append(
+            f"Of {counted(len(others) + 1, 'setting')} beside plain, {len(equal) + 1} train as "
+            f"well as plain {often}, and of those this one keeps the least. Next comes "
+            f"{name(runner_up)}: {times(runner_up.saving)} less{_at_time(runner_up)}."
+        )
+    else:
+        sentences.append(
+            f"None of the {counted(len(others), 'other setting')} trains as well as plain as "
+            f"often."
+        )
+    smaller = [v for v in others if v.saving > best.saving and len(v.good) < len(v.groups)]
+    if smaller:
+        smallest = max(smaller, key=lambda verdict: verdict.saving)
+        behind = f"falls behind plain{_worst_of(comparison, smallest)}"
+        if len(smallest.groups) > 1:
+            bad = len(smallest.groups) - len(smallest.good)
+            behind += f" in {bad} of {len(smallest.groups)} comparisons"
+        sentences.append(
+            f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
+        )
+    sentences += _own(comparison, best, others)
+    faster = [
+        v
+        for v in equal
+        if v.time and best.time and v.time < best.time * 0.95 and v.saving > _WORTHWHILE
+    ]
+    if faster:
+        fastest = min(faster, key=lambda verdict: verdict.time or 0)
+        sentences.append(
+            f"If time matters more: {name(fastest)} takes {times(fastest.time)} the step time "
+            f"of plain and keeps {times(fastest.saving)} less."
+        )
+    return " ".join(sentences)
+
+
+def _own(comparison: Comparison, best: Verdict, others: list[Verdict]) -> list[str]:
+    """Where another setting is recommended, how Encke's best one did."""
+    own = [v for v in others if comparison.policies[v.policy].kind == "encke"]
+    if not own or comparison.policies[best.policy].kind == "encke":
+        return []
+    nearest = max(own, key=lambda verdict: (len(verdict.good), verdict.saving))
+    return [
+        f"Of Encke's own settings, {comparison.policies[nearest.policy].label} does best: "
+        f"{times(nearest.saving)} less{_at_time(nearest)}, as well as plain in "
+        f"{len(nearest.good)} of {counted(len(nearest.groups), 'comparison')}."
+    ]
+
+
+def _often(verdict: Verdict) -> bool:
+    return len(verdict.good) >= OFTEN * len(verdict.groups)
+
+
+def _at_time(verdict: Verdict) -> str:
+    return "" if verdict.time is None else f" at {times(verdict.time)} the step time"
+
+
+def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
+    worst = max(verdict.groups, key=lambda group: _relative_loss(comparison, group))
+    plain = comparison.plain_of(worst)
+    if plain is None or plain.metric is None or worst.metric is None:
+        return ""
+    scene = comparison.scenes[worst.scene]
+    change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
+    where = f"; {scene.label}" if len(verdict.groups) > 1 else ""
+    return f" ({change} in {scene.metric.name}{where})"
+
+
+def _without_answer(comparison: Comparison) -> Markup:
+    if not any(group.done for group in comparison.groups):
+        failed = sum(len(group.failed) for group in comparison.groups)
+        said = f"{counted(failed, 'cell')} failed; their errors are below." if failed else ""
+        return element("p", said or "There are no results yet.", class_="lead")
+    found = verdicts(comparison)
+    if found:
+        return joined(
+            [
+                element(
+                    "p",
+                    "Every setting that kept less than plain training ended worse than its "
+                    "seeds let expect. Try a smaller tolerance, or more seeds.",
+                    class_="lead",
+                ),
+                element("p", unbroken(_rule(comparison)), class_="note"),
+            ]
+        )
+    return element("p", _kept(comparison), _NO_PLAIN, class_="lead")
+
+
+def _kept(comparison: Comparison) -> str:
+    """What each policy saved against what autograd would have held, the largest first."""
+    savings: dict[str, list[float]] = {}
+    for group in comparison.groups:
+        saved = saving(group)
+        if saved is not None and saved > 1:
+            savings.setdefault(comparison.label(group), []).append(saved)
+    means = {label: geometric_mean(values) for label, values in savings.items()}
+    first = sorted(means, key=lambda label: -means[label])[:4]
+    if not first:
+        return ""
+    said = listed([f"{label} {times(means[label])}" for label in first])
+    return f"Less kept for backward than autograd would hold: {said}. "
