@@ -1,0 +1,1 @@
+"""What ranks exchange: gradients and factors, compressed within a bound."""
