@@ -1,1 +1,54 @@
-"""What ranks exchange: gradients and factors, compressed within a bound."""
+"""What ranks exchange: gradients and factors, compressed within a bound.
+
+Names are imported on first use: `import encke.wire` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from encke.wire.certificate import CertificateError
+    from encke.wire.comm import CompressedComm, merged_states
+    from encke.wire.noise import NoiseRule
+    from encke.wire.order import ClosedError
+    from encke.wire.protocol import BoundPolicy, Collectives, Observation, Segment
+
+_HOMES = {
+    "BoundPolicy": "protocol",
+    "CertificateError": "certificate",
+    "ClosedError": "order",
+    "Collectives": "protocol",
+    "CompressedComm": "comm",
+    "NoiseRule": "noise",
+    "Observation": "protocol",
+    "Segment": "protocol",
+    "merged_states": "comm",
+}
+
+__all__ = [
+    "BoundPolicy",
+    "CertificateError",
+    "ClosedError",
+    "Collectives",
+    "CompressedComm",
+    "NoiseRule",
+    "Observation",
+    "Segment",
+    "merged_states",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'encke.wire' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"encke.wire.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
