@@ -12,30 +12,43 @@ if TYPE_CHECKING:
     from encke.wire.comm import CompressedComm, merged_states
     from encke.wire.noise import NoiseRule
     from encke.wire.order import ClosedError
+    from encke.wire.plan import Choice, Plan
     from encke.wire.protocol import BoundPolicy, Collectives, Observation, Segment
+    from encke.wire.tuner import tune
+    from encke.wire.wrap import Wrapped, ddp
 
 _HOMES = {
     "BoundPolicy": "protocol",
     "CertificateError": "certificate",
+    "Choice": "plan",
     "ClosedError": "order",
     "Collectives": "protocol",
     "CompressedComm": "comm",
     "NoiseRule": "noise",
     "Observation": "protocol",
+    "Plan": "plan",
     "Segment": "protocol",
+    "Wrapped": "wrap",
+    "ddp": "wrap",
     "merged_states": "comm",
+    "tune": "tuner",
 }
 
 __all__ = [
     "BoundPolicy",
     "CertificateError",
+    "Choice",
     "ClosedError",
     "Collectives",
     "CompressedComm",
     "NoiseRule",
     "Observation",
+    "Plan",
     "Segment",
+    "Wrapped",
+    "ddp",
     "merged_states",
+    "tune",
 ]
 
 

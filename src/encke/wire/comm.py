@@ -17,6 +17,8 @@ from encke.wire.message import Stretch
 from encke.wire.names import ParameterNames
 from encke.wire.noise import NoiseRule
 from encke.wire.order import Queue
+from encke.wire.plan import Plan
+from encke.wire.planner import Planner
 from encke.wire.protocol import BoundPolicy
 
 _FORMAT = 1
@@ -33,6 +35,9 @@ class CompressedComm(GroupCollectives):
     check           every so many steps hold the result against an exact all-reduce, and
                     raise `CertificateError` if it breaks its promise
     names           a model whose parameter names are to be used
+    plan            what `tune` found; its choice goes before `tolerance` and `codec`
+    replan          every so many steps rank 0 compares the plan with what was seen, and may
+                    choose anew for all; 0: never
 
     For the others see `Settings`. All ranks must make it, and with the same arguments: it
     has a process group of its own.
@@ -55,14 +60,21 @@ class CompressedComm(GroupCollectives):
         seed: int = 0,
         backend: str | None = None,
         names: nn.Module | None = None,
+        plan: Plan | None = None,
+        replan: int = 0,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise UnsupportedError(
                 "CompressedComm needs torch.distributed; start the script with torchrun and "
                 "call torch.distributed.init_process_group() first"
             )
-        if check < 0:
-            raise UnsupportedError(f"check is {check!r}, allowed is 0 (never) or more steps")
+        for option, given in (("check", check), ("replan", replan)):
+            if given < 0:
+                raise UnsupportedError(
+                    f"{option} is {given!r}, allowed is 0 (never) or more steps"
+                )
+        if replan and plan is None:
+            raise UnsupportedError("replan needs a plan to start from; give plan=tune(...)")
         policy = NoiseRule(tolerance) if policy is None else policy
         settings = Settings(
             codec=codec,
@@ -83,6 +95,7 @@ class CompressedComm(GroupCollectives):
         if names is not None:
             self.names.learn(names)
         self.step = 0
+        self.planner = Planner(self, plan, every=replan) if plan is not None else None
 
     # -- trainings ---------------------------------------------------------------------------
 
@@ -94,6 +107,8 @@ class CompressedComm(GroupCollectives):
         """The hook for `DistributedDataParallel.register_comm_hook(comm, comm.hook)`."""
         if bucket.index() == 0:
             self.step += 1
+            if self.planner is not None:
+                self.planner.step_begins(self.step)
         step, buffer = self.step, bucket.buffer()
         stretches = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

@@ -7,6 +7,7 @@ policy may be asked without any further agreement between ranks.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from encke.wire.lattice import shares
 from encke.wire.message import Stretch, mixed
 from encke.wire.noise import moments_over_ranks, variance_between
 from encke.wire.protocol import BoundPolicy, Observation, Segment
-from encke.wire.reduce import Moments, exact_mean
+from encke.wire.reduce import Moments, exact_mean, in_one_round
 
 
 class Gradients:
@@ -30,6 +31,7 @@ class Gradients:
     feedback  what earlier exchanges lost, or None
     check     every so many steps the result is held against an exact all-reduce; 0: never
     exact     exchange everything exactly, as plain DDP does
+    watching  look at the noise even so, for a time when it will be needed
     """
 
     def __init__(
@@ -45,17 +47,17 @@ class Gradients:
         self.feedback = feedback
         self.check = check
         self.exact = False
+        self.watching = False
         self.plain_bytes = 0
 
     def all_reduce(self, buffer: Tensor, stretches: Sequence[Stretch], *, step: int) -> Tensor:
         """The flat `buffer` itself, with the mean over ranks in its stretches."""
-        world, group = self.collectives.world, self.collectives.group
+        world = self.collectives.world
         if world == 1 or not stretches:
             return buffer
         self.plain_bytes += buffer.nbytes
         if self.exact:
-            exact_mean(buffer, group=group, world=world, out=buffer)
-            return buffer
+            return self._exactly(buffer, stretches, step)
         bounded = self.bounded(stretches, step)
         if all(stretch.bound is None for stretch in bounded):
             return self._exactly(buffer, bounded, step)
@@ -81,7 +83,7 @@ class Gradients:
         if self.feedback is not None and sent is not None:
             self.feedback.keep(given, sent, bounded)
         certified = self._certified(given, buffer, bounded) if checks else None
-        once = reduction.in_one_round(sum(s.values for s in bounded))
+        once = in_one_round(sum(s.values for s in bounded), world)
         self.report(bounded, moments, step, 1.0 if once else shares(world)[0], certified)
         return buffer
 
@@ -150,12 +152,14 @@ class Gradients:
     def _segment(self, stretch: Stretch) -> Segment:
         return Segment(name=stretch.name, values=stretch.values, world=self.collectives.world)
 
-    def _exactly(self, buffer: Tensor, stretches: list[Stretch], step: int) -> Tensor:
+    def _exactly(self, buffer: Tensor, stretches: Sequence[Stretch], step: int) -> Tensor:
         """The exact mean, and a look at the noise: how every segment begins."""
         world, group = self.collectives.world, self.collectives.group
-        observes = self.policy.observes(step=step)
+        observes = self.policy.observes(step=step) and (self.watching or not self.exact)
         given = in_working_precision(buffer.clone()) if observes else None
+        began = time.perf_counter()
         exact_mean(buffer, group=group, world=world, out=buffer)
+        self.collectives.seconds.add("exchange", began)
         if given is not None:
             mean = in_working_precision(buffer)
             moments = moments_over_ranks(given, mean, stretches, group=group)

@@ -66,10 +66,6 @@ class Reduction:
     def world(self) -> int:
         return self.exchange.world
 
-    def in_one_round(self, values: int) -> bool:
-        """Whether so many values go by `gather`; all ranks answer alike."""
-        return self.world == 2 or values <= _LITTLE
-
     # -- the mean on every rank ------------------------------------------------------------
 
     def all_reduce(
@@ -95,7 +91,7 @@ class Reduction:
             if sent is not None:
                 sent.copy_(flat)
             return []
-        if self.in_one_round(sum(s.values for s in stretches)):
+        if in_one_round(sum(s.values for s in stretches), self.world):
             return self._gather(flat, stretches, name, seed, out, sent, observe)
         return self._scatter(flat, stretches, name, seed, out, sent, observe)
 
@@ -222,6 +218,11 @@ class Reduction:
             Moments(total, square_of(out, s), sample_of(out, s).numel())
             for s, total in zip(stretches, squares.tolist(), strict=True)
         ]
+
+
+def in_one_round(values: int, world: int) -> bool:
+    """Whether so many values go by `gather`; all ranks answer alike."""
+    return world == 2 or values <= _LITTLE
 
 
 def exact_mean(flat: Tensor, *, group: object, world: int, out: Tensor) -> None:

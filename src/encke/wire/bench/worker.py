@@ -37,7 +37,8 @@ class Training:
         self.batches = Batches(rank, batch)
 
     def step(self, *, exchange: bool = True) -> float:
-        """Seconds of one step, over which all ranks start together; of the slowest rank."""
+        """Seconds of forward, backward and exchange, all ranks starting together; of the
+        slowest rank."""
         batch = self.batches.next()
         dist.barrier()
         begin = time.perf_counter()
@@ -47,8 +48,8 @@ class Training:
         else:
             with self.ddp.no_sync():
                 loss_of(self.ddp, batch).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
         seconds = torch.tensor([time.perf_counter() - begin])
+        self.optimizer.step()
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         return float(seconds)
 
@@ -121,17 +122,23 @@ def _certificate(training: Training) -> dict[str, Any]:
     }
 
 
-def main(job_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def joined(job: dict[str, Any]) -> int:
+    """Join the group that the job names; this process's rank in it."""
+    rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
         init_method=job["init_method"],
         rank=rank,
-        world_size=world,
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=120),
     )
+    return rank
+
+
+def main(job_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    rank = joined(job)
     found = measure(job["contestants"], job, rank)
     if rank == 0:
         Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
