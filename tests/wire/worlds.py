@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encke.bound import Absolute, RmsRelative
-from encke.wire import CompressedComm, merged_states
+from encke.wire import CompressedComm, Plan, ddp, merged_states, tune
 from encke.wire.lattice import deviation
+from encke.wire.link import Line, Link
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -23,6 +24,11 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def bits(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, for comparisons in which NaN equals itself."""
     return tensor.detach().clone().contiguous().view(-1).view(torch.uint8)
+
+
+def one_after_another(rank: int, jobs: list[tuple[Any, ...]]) -> list[Any]:
+    """Several functions of this module in one world: starting ranks is what costs."""
+    return [function(rank, *arguments) for function, *arguments in jobs]
 
 
 # -- collectives -----------------------------------------------------------------------------
@@ -271,6 +277,46 @@ def sharded(rank: int) -> dict[str, Any]:
         if comm is not None:
             found[how]["state"] = comm.state_dict()
             comm.close()
+    return found
+
+
+def tuned(rank: int) -> dict[str, Any]:
+    """A plan, and a training that follows one it is told is wrong."""
+    torch.manual_seed(0)
+    model = Net()
+    x, target = batch(rank, 0)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    plan = tune(model, (x, target), bucket_cap_mb=0.01)
+    kept = all(torch.equal(before[n], v) for n, v in model.state_dict().items())
+    # A link said to be so slow that compression wins by far; what is seen says otherwise.
+    slow = Line(latency=1e-6, bandwidth=2e5)
+    wrong = Plan(
+        link=Link(world=dist.get_world_size(), exchange=slow, reduce=slow),
+        workload=plan.workload,
+        codings=plan.codings,
+    )
+    chosen_first = wrong.chosen
+    run = Run(plan=wrong, replan=5)
+    run.steps(0, 40)
+    assert run.comm.planner is not None
+    after = run.comm.planner.plan
+    auto = ddp(Net(), sample_batch=(x, target), replan=0)
+    off = ddp(Net(), wire="off")
+    found = {
+        "chosen": str(plan.chosen),
+        "rows": len(plan.rows()),
+        "explained": plan.explain(),
+        "kept": kept,
+        "gradients": [p.grad for p in model.parameters()],
+        "at first": str(chosen_first),
+        "at last": str(after.chosen),
+        "observed": after.explain(),
+        "parameters": run.parameters(),
+        "auto": auto.explain(),
+        "auto hooked": auto.comm is not None,
+        "off": off.comm is None and off.plan is None,
+    }
+    run.comm.close()
     return found
 
 

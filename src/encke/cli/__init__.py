@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from encke import __version__
-from encke.cli import bench, compress, decompress, doctor, info, run
+from encke.cli import bench, compress, decompress, doctor, info, run, wire
 from encke.errors import EnckeError
 
-_COMMANDS = (compress, decompress, info, bench, doctor, run)
+_COMMANDS = (compress, decompress, info, bench, doctor, run, wire)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,33 +10,36 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from encke.wire.bench.workload import loss_of
 from encke.wire.comm import CompressedComm
+from encke.wire.tuner import tune
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
     """name, what registers its hook, and what the table must say about it.
 
+    register takes the DDP module and a batch to measure with
     whole    one bucket for all gradients
     warm_up  steps before it works as it will
     """
 
     name: str
-    register: Callable[[Any], CompressedComm | None]
+    register: Callable[[Any, Any], CompressedComm | None]
     whole: bool = False
     warm_up: int = 2
     remark: str = ""
 
 
-def _none(ddp: Any) -> None:
+def _none(ddp: Any, batch: Any) -> None:
     """DDP's own all-reduce."""
 
 
-def _fp16(ddp: Any) -> None:
+def _fp16(ddp: Any, batch: Any) -> None:
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
-def _bf16(ddp: Any) -> None:
+def _bf16(ddp: Any, batch: Any) -> None:
     # torch refuses its hook by name where there is no NCCL; gloo adds bfloat16 all the same.
     def as_bf16(
         state: object,
@@ -47,8 +50,8 @@ def _bf16(ddp: Any) -> None:
     ddp.register_comm_hook(None, as_bf16)
 
 
-def _power_sgd(rank: int) -> Callable[[Any], None]:
-    def register(ddp: Any) -> None:
+def _power_sgd(rank: int) -> Callable[[Any, Any], None]:
+    def register(ddp: Any, batch: Any) -> None:
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=rank,
@@ -61,13 +64,22 @@ def _power_sgd(rank: int) -> Callable[[Any], None]:
     return register
 
 
-def _ours(tolerance: float, codec: str, **options: Any) -> Callable[[Any], CompressedComm]:
-    def register(ddp: Any) -> CompressedComm:
-        comm = CompressedComm(tolerance, codec=codec, **options)
+def _ours(tolerance: float, codec: str) -> Callable[[Any, Any], CompressedComm]:
+    def register(ddp: Any, batch: Any) -> CompressedComm:
+        comm = CompressedComm(tolerance, codec=codec, names=ddp.module)
         ddp.register_comm_hook(comm, comm.hook)
         return comm
 
     return register
+
+
+def _auto(ddp: Any, batch: Any) -> CompressedComm | None:
+    plan = tune(ddp.module, batch, loss=loss_of)
+    if not plan.compresses:
+        return None
+    comm = CompressedComm(plan=plan, names=ddp.module)
+    ddp.register_comm_hook(comm, comm.hook)
+    return comm
 
 
 def ours(tolerance: float, codec: str = "entropy") -> Contestant:
@@ -101,5 +113,11 @@ CONTESTANTS = {
         ),
         *(ours(tolerance) for tolerance in (0.003, 0.01, 0.03)),
         ours(0.01, "fixed"),
+        Contestant(
+            name="encke auto",
+            register=_auto,
+            warm_up=3,
+            remark="as the tuner chose, or not at all",
+        ),
     )
 }

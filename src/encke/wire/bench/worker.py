@@ -32,9 +32,9 @@ class Training:
         if contestant.whole:
             options["bucket_cap_mb"] = _LARGE_BUCKET
         self.ddp = nn.parallel.DistributedDataParallel(network(megabytes), **options)
-        self.comm = contestant.register(self.ddp)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02)
         self.batches = Batches(rank, batch)
+        self.comm = contestant.register(self.ddp, self.batches.next())
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02)
 
     def step(self, *, exchange: bool = True) -> float:
         """Seconds of forward, backward and exchange, all ranks starting together; of the
@@ -82,6 +82,7 @@ def measure(names: list[str], job: dict[str, Any], rank: int) -> list[dict[str, 
             "steps": job["steps"],
         }
         if training.comm is not None:
+            row["codec"] = training.comm.settings.codec
             row["sent_mb"] = (_sent(training) - sent[name]) / job["steps"] / 1e6
             row |= _certificate(training)
             training.comm.close()
