@@ -20,6 +20,7 @@ from encke.errors import BoundError, CorruptStreamError, UnsupportedError
 from encke.ops.select import select
 from encke.wire import ClosedError, CompressedComm, NoiseRule, Observation, Segment
 from encke.wire.cost import Bucket, Coding, Stages, Workload, step_seconds
+from encke.wire.curvature import CurvaturePlan, Speeds, plan_curvature
 from encke.wire.feedback import Feedback, merged
 from encke.wire.lattice import deviation, shares
 from encke.wire.link import Line, Link
@@ -292,3 +293,33 @@ def test_what_cannot_be_meant_is_refused_with_a_reason() -> None:
 def test_a_comm_without_torch_distributed_says_how_to_start() -> None:
     with pytest.raises(UnsupportedError, match="torchrun"):
         CompressedComm()
+
+
+# -- curvature ---------------------------------------------------------------------------------
+
+
+def test_curvature_is_as_fresh_as_the_overhead_and_the_memory_allow() -> None:
+    line = Line(latency=1e-4, bandwidth=1e8)
+    link = Link(world=4, exchange=line, reduce=line)
+    units = [(64, 128), (128, 128), (256, 64)] * 4
+    speeds = Speeds(solve=1e-8, multiply=1e-11)
+
+    def plan_for(overhead: float, memory: float | None = None) -> CurvaturePlan:
+        return plan_curvature(
+            units, link, speeds, step_seconds=0.1, overhead=overhead, memory=memory
+        )
+
+    generous, tight = plan_for(10.0), plan_for(0.15)
+    assert generous.chosen.inverse_interval == 1
+    assert tight.chosen.inverse_interval > 1
+    assert tight.chosen.seconds <= tight.allowed
+    assert "→" in tight.explain()
+    spread = min(row.memory for row in generous.rows)
+    small = plan_for(10.0, memory=spread)
+    assert small.chosen.memory == spread
+    assert small.chosen.fraction < 1.0
+    with pytest.raises(UnsupportedError, match="memory limit"):
+        plan_for(10.0, memory=spread - 1)
+    # Nothing fits so small an overhead: then the fastest there is.
+    none = plan_for(1e-9)
+    assert none.chosen.seconds == min(row.seconds for row in none.rows)

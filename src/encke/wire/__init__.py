@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from encke.wire.certificate import CertificateError
     from encke.wire.comm import CompressedComm, merged_states
+    from encke.wire.curvature import CurvaturePlan, measure_speeds, plan_curvature
     from encke.wire.noise import NoiseRule
     from encke.wire.order import ClosedError
     from encke.wire.plan import Choice, Plan
@@ -24,13 +25,16 @@ _HOMES = {
     "ClosedError": "order",
     "Collectives": "protocol",
     "CompressedComm": "comm",
+    "CurvaturePlan": "curvature",
     "NoiseRule": "noise",
     "Observation": "protocol",
     "Plan": "plan",
     "Segment": "protocol",
     "Wrapped": "wrap",
     "ddp": "wrap",
+    "measure_speeds": "curvature",
     "merged_states": "comm",
+    "plan_curvature": "curvature",
     "tune": "tuner",
 }
 
@@ -41,13 +45,16 @@ __all__ = [
     "ClosedError",
     "Collectives",
     "CompressedComm",
+    "CurvaturePlan",
     "NoiseRule",
     "Observation",
     "Plan",
     "Segment",
     "Wrapped",
     "ddp",
+    "measure_speeds",
     "merged_states",
+    "plan_curvature",
     "tune",
 ]
 
