@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from encke import wire
     from encke.bound import (
         Absolute,
         Bound,
@@ -49,6 +50,9 @@ try:
     __version__ = version("encke")
 except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
+
+#: Folders that are public as such.
+_FOLDERS = ("wire",)
 
 # Public names and where they live. They are imported on first use, so that
 # `encke --help` does not wait for torch.
@@ -112,15 +116,18 @@ __all__ = [
     "attach",
     "compress",
     "decompress",
+    "wire",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _FOLDERS:
+        return importlib.import_module(f"encke.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'encke' has no attribute {name!r}")
-    import importlib
-
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -1,0 +1,72 @@
+"""One rank of the tuner's examination: what it predicts, and what steps then take."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from encke.wire.bench.contestants import CONTESTANTS, Contestant, ours
+from encke.wire.bench.worker import Training, joined
+from encke.wire.bench.workload import Batches, loss_of, network
+from encke.wire.plan import EXACT, Choice
+from encke.wire.tuner import tune
+
+
+def contestant_for(choice: Choice) -> Contestant:
+    """Who exchanges as the choice says."""
+    return CONTESTANTS["none"] if choice == EXACT else ours(choice.tolerance, choice.codec)
+
+
+def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    """A row for each choice: predicted and measured milliseconds of a step."""
+    batch = Batches(rank, job["batch"]).next()
+    begin = time.perf_counter()
+    plan = tune(network(job["megabytes"]), batch, tolerance=job["tolerance"], loss=loss_of)
+    tuning = time.perf_counter() - begin
+    rows = plan.rows()
+    trainings = {
+        row.choice: Training(contestant_for(row.choice), job["megabytes"], rank, job["batch"])
+        for row in rows
+    }
+    for training in trainings.values():
+        for _ in range(3):
+            training.step()
+    times: dict[Choice, list[float]] = {choice: [] for choice in trainings}
+    for _ in range(job["steps"]):
+        for choice, training in trainings.items():
+            times[choice].append(training.step())
+    return [
+        {
+            "codec": row.choice.codec,
+            "tolerance": row.choice.tolerance,
+            "predicted_ms": 1e3 * row.seconds,
+            "measured_ms": 1e3 * statistics.median(times[row.choice]),
+            "chosen": row.choice == plan.chosen,
+            "tuning_s": tuning,
+            "alone_ms": 1e3 * plan.workload.seconds,
+            "link_mbit": 8e-6 * plan.link.exchange.bandwidth,
+            "megabytes": job["megabytes"],
+            "steps": job["steps"],
+        }
+        for row in rows
+    ]
+
+
+def main(job_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    rank = joined(job)
+    found = examine(job, rank)
+    if rank == 0:
+        Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,151 @@
+"""One rank of the benchmark: trains with each contestant in turn and times the steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from encke.wire.bench.contestants import CONTESTANTS, Contestant
+from encke.wire.bench.workload import Batches, loss_of, network
+from encke.wire.comm import CompressedComm
+from encke.wire.noise import NoiseRule
+
+_LARGE_BUCKET = 10_000  # MB
+
+
+class Training:
+    """DDP with one contestant's hook."""
+
+    def __init__(self, contestant: Contestant, megabytes: float, rank: int, batch: int) -> None:
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"gradient_as_bucket_view": True}
+        if contestant.whole:
+            options["bucket_cap_mb"] = _LARGE_BUCKET
+        self.ddp = nn.parallel.DistributedDataParallel(network(megabytes), **options)
+        self.batches = Batches(rank, batch)
+        self.comm = contestant.register(self.ddp, self.batches.next())
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02)
+
+    def step(self, *, exchange: bool = True) -> float:
+        """Seconds of forward, backward and exchange, all ranks starting together; of the
+        slowest rank."""
+        batch = self.batches.next()
+        dist.barrier()
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        if exchange:
+            loss_of(self.ddp, batch).backward()  # type: ignore[no-untyped-call]
+        else:
+            with self.ddp.no_sync():
+                loss_of(self.ddp, batch).backward()  # type: ignore[no-untyped-call]
+        seconds = torch.tensor([time.perf_counter() - begin])
+        self.optimizer.step()
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        return float(seconds)
+
+
+def measure(names: list[str], job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
+    """Times of steps, all contestants in turn so that what disturbs one disturbs all."""
+    trainings = {
+        name: Training(CONTESTANTS[name], job["megabytes"], rank, job["batch"])
+        for name in names
+    }
+    for name, training in trainings.items():
+        for _ in range(CONTESTANTS[name].warm_up):
+            training.step()
+    sent = {name: _sent(training) for name, training in trainings.items()}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    alone = []
+    for _ in range(job["steps"]):
+        for name, training in trainings.items():
+            times[name].append(training.step())
+        alone.append(trainings[names[0]].step(exchange=False))
+    found = []
+    for name, training in trainings.items():
+        row: dict[str, Any] = {
+            "contestant": name,
+            "remark": CONTESTANTS[name].remark,
+            "step_ms": 1e3 * statistics.median(times[name]),
+            "best_ms": 1e3 * min(times[name]),
+            "alone_ms": 1e3 * statistics.median(alone),
+            "best_alone_ms": 1e3 * min(alone),
+            "steps": job["steps"],
+        }
+        if training.comm is not None:
+            row["codec"] = training.comm.settings.codec
+            row["sent_mb"] = (_sent(training) - sent[name]) / job["steps"] / 1e6
+            row |= _certificate(training)
+            training.comm.close()
+        found.append(row)
+    return found
+
+
+def _sent(training: Training) -> int:
+    return training.comm.exchange.sent_bytes if training.comm is not None else 0
+
+
+def _certificate(training: Training) -> dict[str, Any]:
+    """One more step, held against an exact all-reduce; raises if it breaks its promise."""
+    comm = training.comm
+    assert isinstance(comm, CompressedComm)
+    worst, variance, values = 0.0, 0.0, 0
+
+    class Listening(NoiseRule):
+        def observes(self, *, step: int) -> bool:
+            return True
+
+        def observe(self, seen: Any) -> None:
+            nonlocal worst, variance, values
+            if seen.bound and seen.largest is not None:
+                worst = max(worst, seen.largest / seen.bound)
+                expected = seen.bound**2 / (3 * seen.segment.world)
+                variance += seen.segment.values * seen.error / expected
+                values += seen.segment.values
+
+    rule = comm.gradients.policy
+    listening = Listening(rule.tolerance)  # type: ignore[attr-defined]
+    listening.load_state_dict(rule.state_dict())
+    comm.gradients.policy, comm.gradients.check = listening, 1
+    training.step()
+    return {
+        "largest_error_of_bound": worst,
+        "deviation_of_promised": (variance / values) ** 0.5 if values else 0.0,
+    }
+
+
+def joined(job: dict[str, Any]) -> int:
+    """Join the group that the job names; this process's rank in it."""
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=job["init_method"],
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=120),
+    )
+    return rank
+
+
+def main(job_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    rank = joined(job)
+    found = measure(job["contestants"], job, rank)
+    if rank == 0:
+        Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,100 @@
+"""How fast a group's ranks exchange bytes: measured in a fraction of a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_START = 1 << 18
+_LARGEST = 1 << 25
+_ENOUGH = 0.12  # seconds that one exchange takes before the next size is left out
+_LATENCIES = 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Seconds of one exchange as a straight line: latency + bytes / bandwidth.
+
+    >>> Line(latency=1e-3, bandwidth=1e6).seconds(5000)
+    0.006
+    """
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What a rank's link does in an all-to-all and in an all-reduce.
+
+    exchange  of bytes that a rank sends to the others together
+    reduce    of bytes of the tensor that is reduced
+    """
+
+    world: int
+    exchange: Line
+    reduce: Line
+
+
+def measure_link(group: Any, *, device: torch.device) -> Link:
+    """Latency and bandwidth of `group`, which nothing else may use meanwhile.
+
+    The slowest rank counts, so every rank finds the same.
+    """
+    world = dist.get_world_size(group)
+    if world == 1:
+        free = Line(latency=0.0, bandwidth=float("inf"))
+        return Link(world=1, exchange=free, reduce=free)
+
+    def exchange(nbytes: int) -> None:
+        part = -(-nbytes // (world - 1))
+        sizes = [part] * world
+        sizes[dist.get_rank(group)] = 0
+        outgoing = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+        incoming = torch.empty_like(outgoing)
+        dist.all_to_all_single(incoming, outgoing, sizes, sizes, group=group)
+
+    def reduce(nbytes: int) -> None:
+        dist.all_reduce(torch.zeros(nbytes // 4, device=device), group=group)
+
+    return Link(
+        world=world,
+        exchange=_line(exchange, group, device),
+        reduce=_line(reduce, group, device),
+    )
+
+
+def slowest(seconds: float, group: Any, device: torch.device) -> float:
+    """The largest of all ranks' times."""
+    found = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return float(found)
+
+
+def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
+    def timed(nbytes: int) -> float:
+        dist.barrier(group=group)
+        begin = time.perf_counter()
+        run(nbytes)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return slowest(time.perf_counter() - begin, group, device)
+
+    latency = statistics.median(timed(64) for _ in range(_LATENCIES))
+    size, before, taken = _START, (64, latency), timed(_START)
+    while taken < _ENOUGH and size < _LARGEST:
+        before, size = (size, taken), 2 * size
+        taken = timed(size)
+    taken = min(taken, timed(size))
+    # The first bytes may pass a shaped link unhindered: the slope is that of the last ones.
+    slope = max((taken - before[1]) / (size - before[0]), 0.5 * taken / size)
+    return Line(latency=latency, bandwidth=1.0 / slope)
