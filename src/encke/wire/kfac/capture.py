@@ -131,7 +131,7 @@ class Capture:
         y.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def take(self, loss: Tensor, *, retain: bool) -> int:
-        """Differentiate a sampled loss, summed over its terms; how many uses it had."""
+        """Differentiate a sampled loss, summed over its terms; how many uses it reached."""
         uses, self._uses = self._uses, []
         if not uses:
             return 0
@@ -142,10 +142,12 @@ class Capture:
             )
         finally:
             self.active = was
+        reached = 0
         for use, gradient in zip(uses, gradients, strict=True):
             if gradient is not None:
                 self._add(use.place, use.input, gradient)
-        return len(uses)
+                reached += 1
+        return reached
 
     def _add(self, place: Place, x: Tensor, gradient: Tensor, *, scale: float = 1.0) -> None:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):

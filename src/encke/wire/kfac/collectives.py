@@ -1,7 +1,8 @@
 """How factors, solutions and preconditioned gradients reach other ranks.
 
 K-FAC asks for the few calls of `Collectives`, which `encke.wire.CompressedComm` has. Here are
-two more that have them: `Exact` over torch.distributed as it is, and `Alone` for one process.
+three more that have them: `Exact` over torch.distributed as it is, `Alone` for one process, and
+`Rounded` for one process that wants to know what compression would do to it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from encke.bound import Bound
+from encke.codec import compress
 
 
 class Pending(Protocol):
@@ -64,6 +66,45 @@ class Alone:
 
     def all_reduce_mean(self, tensor: Tensor, *, bound: Bound | None, name: str) -> Pending:
         return Done(tensor)
+
+    def broadcast(
+        self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
+    ) -> Pending:
+        return Done(tensor)
+
+    def subgroup(self, ranks: Sequence[int]) -> Collectives:
+        return self
+
+
+class Rounded:
+    """One process whose messages lose what they would lose between ranks, with dither.
+
+    >>> import torch
+    >>> from encke.bound import Absolute
+    >>> comm, x = Rounded(), torch.randn(1000)
+    >>> y = comm.all_reduce_mean(x, bound=Absolute(0.1), name="x").wait()
+    >>> bool((y - x).abs().max() <= 0.1), comm.sent_bytes < comm.plain_bytes / 3
+    (True, True)
+    """
+
+    rank = 0
+    world = 1
+
+    def __init__(self, *, codec: str = "entropy") -> None:
+        self._codec = codec
+        self._calls = 0
+        self.sent_bytes = 0
+        self.plain_bytes = 0
+
+    def all_reduce_mean(self, tensor: Tensor, *, bound: Bound | None, name: str) -> Pending:
+        self.plain_bytes += tensor.nbytes
+        if bound is None:
+            self.sent_bytes += tensor.nbytes
+            return Done(tensor)
+        self._calls += 1
+        packed = compress(tensor, bound, codec=self._codec, dither=True, seed=self._calls)
+        self.sent_bytes += packed.nbytes
+        return Done(packed.decompress())
 
     def broadcast(
         self, tensor: Tensor, *, source: int, bound: Bound | None, name: str

@@ -44,7 +44,8 @@ def inverse_of(factors: Tensor, *, damping: Tensor) -> Solved:
     if bool(clamped.any()):
         values, vectors = torch.linalg.eigh(factors[clamped])
         values = values.clamp_min(0) + damping[clamped, None]
-        inverse[clamped] = (vectors / values[:, None, :]) @ vectors.transpose(1, 2)
+        rough = (vectors / values[:, None, :]) @ vectors.mT
+        inverse[clamped] = (rough + rough.mT) / 2  # symmetric to the bit, as Cholesky's are
     return Solved(matrix=inverse, values=None, clamped=clamped)
 
 

@@ -16,7 +16,7 @@ _SIDES = ("rows", "columns")
 
 
 def of_factors(factors: Factors) -> dict[str, dict[str, Any]]:
-    """Running averages by unit: upper triangles, or diagonals."""
+    """Running averages by unit: lower triangles, or diagonals."""
     saved: dict[str, dict[str, Any]] = {}
     for number, unit in enumerate(factors.units):
         means = [factors.at[number, side].mean for side in _SIDES]

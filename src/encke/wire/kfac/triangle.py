@@ -1,4 +1,8 @@
-"""Symmetric matrices as their upper triangles: half the bytes to send or to save."""
+"""Symmetric matrices as their lower triangles: half the bytes to send or to save.
+
+The lower ones, because those are what Cholesky and eigenvalue decompositions read: rounding may
+make the upper differ in a last bit, which then changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from encke.errors import UnsupportedError
 
 
 @lru_cache(maxsize=256)
-def _upper(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Flat places of the upper triangle, and for each entry of the matrix its place in that."""
-    rows, columns = torch.triu_indices(size, size, device=device)
+def _lower(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Flat places of the lower triangle, and for each entry of the matrix its place in that."""
+    rows, columns = torch.tril_indices(size, size, device=device)
     places = rows * size + columns
     order = torch.empty((size, size), dtype=torch.int64, device=device)
     number = torch.arange(len(places), device=device)
@@ -30,7 +34,7 @@ def pack(matrices: Tensor) -> Tensor:
     tensor([[1., 2., 3.]])
     """
     size = matrices.shape[-1]
-    places, _ = _upper(size, matrices.device)
+    places, _ = _lower(size, matrices.device)
     return matrices.reshape(len(matrices), size * size)[:, places]
 
 
@@ -45,5 +49,5 @@ def unpack(triangles: Tensor) -> Tensor:
     size = (isqrt(8 * entries + 1) - 1) // 2
     if size * (size + 1) // 2 != entries:
         raise UnsupportedError(f"{entries} entries are not a triangle of any matrix")
-    _, order = _upper(size, triangles.device)
+    _, order = _lower(size, triangles.device)
     return triangles[:, order].reshape(len(triangles), size, size)
