@@ -120,3 +120,40 @@ def under_ddp(rank: int) -> list[Tensor]:
         pre.step()
         optimizer.step()
     return [p.detach().clone() for p in model.parameters()]
+
+
+def through_the_wire(rank: int, fractions: list[float]) -> dict[str, Any]:
+    """DDP with compressed gradients, K-FAC with compressed factors, on one queue."""
+    from encke.wire import CompressedComm
+
+    found: dict[str, Any] = {}
+    for fraction in fractions:
+        for share in (0.0, 0.1):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 4))
+            outer = nn.parallel.DistributedDataParallel(model)
+            comm = CompressedComm(tolerance=0.01)
+            outer.register_comm_hook(comm, comm.hook)
+            pre = KFAC(
+                outer,
+                comm=comm,
+                damping=1e-2,
+                factor_interval=1,
+                inverse_interval=2,
+                factor_error=share,
+                worker_fraction=fraction,
+            )
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(5):
+                torch.manual_seed(100 * step + rank)
+                optimizer.zero_grad()
+                output = outer(torch.randn(64, 20))
+                pre.sample(output)
+                F.cross_entropy(output, torch.randint(4, (64,))).backward()
+                pre.step()
+                optimizer.step()
+            means = [stack.mean.clone() for stack in pre._factors.stacks]
+            weights = [p.detach().clone() for p in model.parameters()]
+            found[f"{fraction} {share}"] = {"means": means, "weights": weights}
+            comm.close()
+    return found
