@@ -189,9 +189,10 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--gradients", nargs="+", default=list(GRADIENTS), choices=GRADIENTS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--file", default="kfac.csv", help="in results/; one process writes it")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = Rows("kfac.csv", COLUMNS, KEY)
+    rows = Rows(args.file, COLUMNS, KEY)
     for task in args.tasks:
         for seed in args.seeds:
             for way in args.ways:

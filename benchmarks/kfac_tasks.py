@@ -69,9 +69,9 @@ class Autoencoder(Task):
     kfac_loss = "mse"
     sizes = (64, 128, 64, 32, 10, 32, 64, 128, 64)
     rates: ClassVar[dict[str, dict[str, Any]]] = {
-        "sgd": {"lr": 0.3},
-        "adam": {"lr": 1e-3},
-        "muon": {"lr": 0.02, "adam": 1e-3},
+        "sgd": {"lr": 1.0},
+        "adam": {"lr": 3e-3},
+        "muon": {"lr": 0.02, "adam": 3e-3},
         "kfac": {"lr": 0.1, "damping": 1e-3, "kl_clip": 1e-4},
     }
 

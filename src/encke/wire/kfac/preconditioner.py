@@ -58,7 +58,7 @@ class KFAC:
                 f"{', '.join(Settings.__dataclass_fields__)}"
             )
         self.settings = Settings(**options)
-        self.model: nn.Module = getattr(model, "module", model) if _wraps(model) else model
+        self.model = _inner(model)
         self._comm = comm if comm is not None else collectives.found()
         self._scaler = grad_scaler
         device, dtype = _device_and_dtype(self.model)
@@ -95,7 +95,7 @@ class KFAC:
         )
         self._capture.scale = self._gradient_scale
         self._capture.on_forward = self._forwarded
-        self._examples = 1
+        self._examples, self._uncounted = 1, 0
         self._capture.active = self.factors_due
         #: What the last step's KL clip multiplied all preconditioned gradients with.
         self.clip = 1.0
@@ -148,6 +148,11 @@ class KFAC:
     def _sample(
         self, output: Tensor, loss: LossName | SampledLoss, dim: int, *, retain: bool
     ) -> None:
+        if self._exchange.begun:
+            raise UnsupportedError(
+                f"step {self.steps} has had its {self.settings.accumulation} samples already; "
+                "set accumulation to the number of micro-batches, or call pre.step()"
+            )
         # Known from step and rank alone, so that a resumed training draws the same.
         turn = self.steps * self.settings.accumulation + self._backwards
         self._generator.manual_seed(hash((self.settings.seed, self._comm.rank, turn)))
@@ -161,6 +166,7 @@ class KFAC:
         self._factors.terms += terms
         self._backwards += 1
         if self._backwards >= self.settings.accumulation:
+            self._capture.active = False
             self._exchange.begin(damping=self.damping)  # travels while backward computes
 
     def _need_sampled(self, name: str) -> None:
@@ -171,14 +177,15 @@ class KFAC:
             )
 
     def _forwarded(self, examples: int) -> None:
-        """A forward pass of the empirical way, whose backward will follow."""
-        if self.settings.fisher == "empirical":
-            self._examples = examples
-            self._factors.terms += examples * self.settings.terms_per_example
+        """A forward pass, whose terms count as soon as something comes back from it."""
+        self._examples = examples
+        self._uncounted = examples * self.settings.terms_per_example
 
     def _gradient_scale(self) -> float:
         """From the gradient that arrives to that of the loss summed over its terms."""
         settings = self.settings
+        self._factors.terms += self._uncounted
+        self._uncounted = 0
         scale = float(settings.accumulation)
         if settings.reduction == "mean":
             scale *= self._examples * settings.terms_per_example
@@ -246,7 +253,7 @@ class KFAC:
 
     def _tell_uncovered(self) -> None:
         choice = self.settings.uncovered
-        if not self.uncovered or choice == "ignore" or self._comm.rank > 0:
+        if not self.uncovered or choice == "ignore":
             return
         message = (
             f"K-FAC does not cover {len(self.uncovered)} parameters, "
@@ -254,11 +261,21 @@ class KFAC:
         )
         if choice == "raise":
             raise UnsupportedError(message)
-        warnings.warn(message, UncoveredWarning, stacklevel=3)
+        if self._comm.rank == 0:
+            warnings.warn(message, UncoveredWarning, stacklevel=3)
 
 
-def _wraps(model: nn.Module) -> bool:
-    return isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel)
+def _inner(model: nn.Module) -> nn.Module:
+    """The model itself, not what wraps it."""
+    if isinstance(model, nn.DataParallel):
+        raise UnsupportedError(
+            "KFAC does not take nn.DataParallel, whose copies live for one step; use "
+            "nn.parallel.DistributedDataParallel"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
 
 
 def _scale_of(scaler: Any) -> float:

@@ -81,8 +81,8 @@ class Settings:
                 raise UnsupportedError(
                     f"KFAC: {name} is {given!r}, it must be a whole number from 1"
                 )
-        self._number("damping", low=0.0, open_low=True)
-        self._number("lr", low=0.0)
+        self._number("damping", low=0.0, open_low=True, scheduled=True)
+        self._number("lr", low=0.0, scheduled=True)
         self._number("kl_clip", low=0.0, open_low=True, optional=True)
         self._number("decay", low=0.0, high=1.0, open_high=True)
         self._number("factor_error", low=0.0, high=1.0)
@@ -97,9 +97,10 @@ class Settings:
         open_low: bool = False,
         open_high: bool = False,
         optional: bool = False,
+        scheduled: bool = False,
     ) -> None:
         given = getattr(self, name)
-        if callable(given) or (optional and given is None):
+        if (scheduled and callable(given)) or (optional and given is None):
             return
         number = isinstance(given, int | float) and not isinstance(given, bool)
         if not (
@@ -113,6 +114,7 @@ class Settings:
             raise UnsupportedError(
                 f"KFAC: {name} is {given!r}, it must be a number {edges}"
                 + (", or None to leave it out" if optional else "")
+                + (", or a function of the step" if scheduled else "")
             )
 
 
