@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from encke.wire.certificate import CertificateError
     from encke.wire.comm import CompressedComm, merged_states
     from encke.wire.curvature import CurvaturePlan, measure_speeds, plan_curvature
+    from encke.wire.kfac import KFAC
     from encke.wire.noise import NoiseRule
     from encke.wire.order import ClosedError
     from encke.wire.plan import Choice, Plan
@@ -26,6 +27,7 @@ _HOMES = {
     "Collectives": "protocol",
     "CompressedComm": "comm",
     "CurvaturePlan": "curvature",
+    "KFAC": "kfac",
     "NoiseRule": "noise",
     "Observation": "protocol",
     "Plan": "plan",
@@ -39,6 +41,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "KFAC",
     "BoundPolicy",
     "CertificateError",
     "Choice",
