@@ -30,9 +30,10 @@ _BLOCKS = CHUNK // BLOCK
 WALKED = 32
 
 
-def warps(dtype: torch.dtype) -> int:
-    """Warps for one chunk: more where a value takes two registers."""
-    return 16 if dtype == torch.float64 else 8
+#: Warps of a program that encodes a chunk: 16 values a thread.
+WARPS = 16
+#: Blocks that a program decodes, and its warps: 8 values a thread.
+ROWS, ROWS_WARPS = 32, 4
 
 
 def most_bytes(count: int, dtype: torch.dtype) -> int:
@@ -78,7 +79,7 @@ def encode(
             double_bits(q.limit0),
             double_bits(q.limit1),
             signed(seed),
-            warps=warps(x.dtype),
+            warps=WARPS,
             KIND=q.kind,
             DTYPE=FLOATS[x.dtype],
             SIZE=x.element_size(),
@@ -131,7 +132,7 @@ def decode(
         with on(payload):
             launch(
                 fixed_decode.decode,
-                chunks,
+                -(-blocks // ROWS),
                 payload,
                 ends,
                 starts,
@@ -142,10 +143,11 @@ def decode(
                 double_bits(q.step0),
                 double_bits(q.step1),
                 signed(q.seed),
-                warps=warps(dtype),
+                warps=ROWS_WARPS,
                 KIND=q.kind,
                 DTYPE=FLOATS[dtype],
                 SIZE=dtype.itemsize,
+                ROWS=ROWS,
             )
         if known is None and bool((wrong.any() | (ends[-1] != payload.numel())).item()):
             raise CorruptStreamError(

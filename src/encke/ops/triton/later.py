@@ -21,12 +21,13 @@ class Later:
     needed   on the device: the length in bytes
     """
 
-    __slots__ = ("_again", "_arrived", "_buffer", "_host", "_settled", "needed")
+    __slots__ = ("_again", "_arrived", "_buffer", "_host", "_settled", "_then", "needed")
 
     def __init__(self, buffer: Tensor, needed: Tensor, again: Callable[[int], Later]) -> None:
         self._buffer: Tensor | None = buffer
         self.needed = needed
         self._again: Callable[[int], Later] | None = again
+        self._then: Callable[[Tensor], Tensor] | None = None
         self._settled: Tensor | None = None
         self._host: Tensor | None = None
         self._arrived: torch.Event | None = None
@@ -37,6 +38,11 @@ class Later:
             self._arrived = torch.Event(needed.device)
             self._arrived.record()
 
+    def then(self, change: Callable[[Tensor], Tensor]) -> Later:
+        """Let `change` have the payload before anybody else does."""
+        self._then = change
+        return self
+
     def ready(self) -> bool:
         """Whether `settle` would not have to wait."""
         return self._settled is not None or self._arrived is None or self._arrived.query()
@@ -44,8 +50,9 @@ class Later:
     def settle(self) -> Tensor:
         """The payload, of its exact length."""
         if self._settled is None:
-            self._settled = self._finish()
-            self._buffer = self._again = self._host = self._arrived = None
+            payload = self._finish()
+            self._settled = payload if self._then is None else self._then(payload)
+            self._buffer = self._again = self._then = self._host = self._arrived = None
         return self._settled
 
     def _finish(self) -> Tensor:

@@ -21,10 +21,10 @@ POINTWISE = tl.constexpr(3)
 
 
 @triton.jit
-def offset(seed, first, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """u of every value of a chunk, or the one that all share."""
+def offset(seed, first, KIND: tl.constexpr, DTYPE: tl.constexpr, ROWS: tl.constexpr):
+    """u of every value of ROWS blocks, or the one that all share."""
     if KIND == DITHER:
-        return dither.offsets(seed, first, BLOCKS, BLOCK, DTYPE)
+        return dither.offsets(seed, first, ROWS, BLOCK, DTYPE)
     else:
         return tl.full((1, 1), 0.5, tl.float64 if DTYPE == 2 else tl.float32)
 
@@ -57,7 +57,7 @@ def linear(
     held = tl.where(raw[:, None], 0, bits)
     scaled = pattern.real(held, DTYPE) * inverse[:, None]
     if KIND != PLAIN:
-        scaled = scaled + offset(seed, first, KIND, DTYPE)
+        scaled = scaled + offset(seed, first, KIND, DTYPE, BLOCKS)
     codes = pattern.nearest(scaled, DTYPE)
     filled = codes != 0 if KIND == PLAIN else (size != 0) & (raw[:, None] == 0)
     codes = tl.where(filled, codes, 0)

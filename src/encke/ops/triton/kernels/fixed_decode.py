@@ -91,18 +91,26 @@ def decode(
     KIND: tl.constexpr,
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """One chunk. Whatever the payload, nothing outside of it is read."""
-    index = tl.program_id(0).to(tl.int64)
-    first = index * CHUNK
-    block = tl.arange(0, BLOCKS)
+    """ROWS blocks of a chunk. Whatever the payload, nothing outside of it is read."""
+    program = tl.program_id(0).to(tl.int64)
+    index = program // (BLOCKS // ROWS)
+    first = program * (ROWS * BLOCK)
+    rest = tl.minimum(count - first, ROWS * BLOCK).to(tl.int32)
+    block = tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
-    begin = tl.load(ends + index)
-    here = first + block * BLOCK < count
-    inside = here & (begin + block < end)
-    header = tl.load(payload + begin + block, mask=inside, other=0).to(tl.int32)
-    at = begin + tl.load(starts + index * BLOCKS + block, mask=here, other=0)
+    inside = block[:, None] * BLOCK + column
+    exists = inside < rest
+    here = block * BLOCK < rest
 
+    # From here on everything is counted from the chunk's begin, in 32 bits.
+    begin = tl.load(ends + index)
+    source = payload + begin
+    stop = tl.minimum(end - begin, 1 << 30).to(tl.int32)
+    number = (program % (BLOCKS // ROWS)).to(tl.int32) * ROWS + block
+    header = tl.load(source + number, mask=here & (number < stop), other=0).to(tl.int32)
+    at = tl.load(starts + index * BLOCKS + number, mask=here, other=0)
     raw = header == RAW
     coded = (header != 0) & (header != RAW)
     sparse = coded & ((header & 64) != 0)
@@ -112,14 +120,14 @@ def decode(
     if tl.max(bad.to(tl.int32), 0) > 0:
         tl.store(wrong + index, 1)
     if KIND == POINTWISE:
-        base = strings.get_integer(payload, at, end, coded, 8, tl.uint64).to(tl.int64)
+        base = strings.get_integer(source, at, stop, coded, 8, tl.uint64).to(tl.int64)
         at += coded.to(tl.int32) * 8
-    bitmap = strings.get_integer(payload, at, end, sparse, 4, tl.uint32)
+    bitmap = strings.get_integer(source, at, stop, sparse, 4, tl.uint32)
     at += sparse.to(tl.int32) * 4
     filled = ((bitmap[:, None] >> column.to(tl.uint32)) & 1).to(tl.int32)
     present = tl.where(sparse[:, None], filled, coded.to(tl.int32)[:, None]) != 0
-    codes = _codes(payload, at, end, filled, width, sparse, coded, column)
-    half = ((tl.full((BLOCKS,), 1, tl.int32) << width) >> 1)[:, None]
+    codes = _codes(source, at, stop, filled, width, sparse, coded, column, ROWS)
+    half = ((tl.full((ROWS,), 1, tl.int32) << width) >> 1)[:, None]
     codes = tl.where(signed[:, None] & (codes >= half), codes - 2 * half, codes)
 
     if KIND == POINTWISE:
@@ -129,40 +137,38 @@ def decode(
         step = tl.where(tier, pattern.scalar(step1, DTYPE), pattern.scalar(step0, DTYPE))
         scaled = codes.to(tl.float64 if DTYPE == 2 else tl.float32)
         if KIND != PLAIN:
-            scaled = scaled - offset(seed, first, KIND, DTYPE)
+            scaled = scaled - offset(seed, first, KIND, DTYPE, ROWS)
         y = scaled * step[:, None]
         found = pattern.rounded(y, DTYPE)
         if (DTYPE > 2) and (KIND != PLAIN):
             # What has a code is not zero: it becomes the smallest number of its sign.
             found = tl.where((found & 0x7FFF) == 0, found | 1, found)
     found = tl.where(present, found, 0)
-    inside = first + block[:, None] * BLOCK + column
-    exists = inside < count
     if tl.max(raw.to(tl.int32), 0) > 0:
         each = at[:, None] + column * SIZE
         kind: tl.constexpr = tl.uint64 if DTYPE == 2 else tl.uint32
-        verbatim = strings.get_integer(payload, each, end, raw[:, None] & exists, SIZE, kind)
+        verbatim = strings.get_integer(source, each, stop, raw[:, None] & exists, SIZE, kind)
         found = tl.where(raw[:, None], verbatim.to(found.dtype), found)
-    tl.store(values + inside, found.to(values.dtype.element_ty), mask=exists)
+    tl.store((values + first) + inside, found.to(values.dtype.element_ty), mask=exists)
 
 
 @triton.jit
-def _codes(payload, at, end, filled, width, sparse, coded, column):
+def _codes(source, at, stop, filled, width, sparse, coded, column, ROWS: tl.constexpr):
     """The codes as they stand, without their sign."""
-    codes = tl.zeros((BLOCKS, BLOCK), tl.int32)
+    codes = tl.zeros((ROWS, BLOCK), tl.int32)
     dense = coded & (sparse == 0)
     for plane in range(tl.max(tl.where(dense, width, 0), 0)):
         place = at[:, None] + 4 * plane + (column >> 3)
-        inside = (dense & (plane < width))[:, None] & (place < end)
-        byte = tl.load(payload + place, mask=inside, other=0).to(tl.int32)
+        inside = (dense & (plane < width))[:, None] & (place < stop)
+        byte = tl.load(source + place, mask=inside, other=0).to(tl.int32)
         codes = codes | (((byte >> (column & 7)) & 1) << plane)
     widest = tl.max(tl.where(sparse, width, 0), 0)
     if widest > 0:
         rank = tl.cumsum(filled, 1) - filled
         bit = at[:, None] * 8 + rank * width[:, None]
-        wide = tl.broadcast_to(width[:, None], (BLOCKS, BLOCK))
+        wide = tl.broadcast_to(width[:, None], (ROWS, BLOCK))
         chosen = sparse[:, None] & (filled != 0)
-        packed = strings.get_code(payload, bit, wide, widest, end, chosen, tl.uint32)
+        packed = strings.get_code(source, bit, wide, widest, stop, chosen, tl.uint32)
         codes = tl.where(sparse[:, None], packed.to(tl.int32), codes)
     return codes
 

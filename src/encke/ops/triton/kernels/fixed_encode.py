@@ -54,8 +54,10 @@ def encode(
     first = index * CHUNK
     block = tl.arange(0, BLOCKS)
     inside = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    exists = first + inside < count
-    bits = tl.load(values + first + inside, mask=exists, other=0)
+    # Numbers within a chunk take 32 bits: 64 would double the registers of every address.
+    rest = tl.minimum(count - first, CHUNK).to(tl.int32)
+    exists = inside < rest
+    bits = tl.load((values + first) + inside, mask=exists, other=0)
     bits = pattern.widened(bits, DTYPE)
     if STATISTICS:
         measure(bits, exists, statistics + 5 * index, DTYPE)
@@ -73,10 +75,9 @@ def encode(
     number = tl.where(sparse, tl.sum(filled.to(tl.int32), 1), BLOCK)
     data = (width * number + 7) >> 3
     lead = coded.to(tl.int32) * 8 if KIND == POINTWISE else coded.to(tl.int32) * 0
-    rest = count - first
-    here = tl.minimum(tl.maximum(rest - block * BLOCK, 0), BLOCK).to(tl.int32)
+    here = tl.minimum(tl.maximum(rest - block * BLOCK, 0), BLOCK)
     size = tl.where(raw, here * SIZE, lead + sparse.to(tl.int32) * 4 + data)
-    blocks = tl.minimum((rest + (BLOCK - 1)) // BLOCK, BLOCKS).to(tl.int32)
+    blocks = (rest + (BLOCK - 1)) // BLOCK
     length = blocks + tl.sum(size, 0)
 
     begin = lookback.start_of(state, index, chunks, length) + PARAMETERS + 4 * chunks
@@ -96,12 +97,15 @@ def encode(
     strings.put_integer(target, bitmap.to(tl.uint32), at, sparse & fits, 4)
     at += sparse.to(tl.int32) * 4
     data = tl.where(fits, data, 0)
-    _data(target, codes, filled, at, width, sparse, coded, data)
+    _data(target, codes, filled, at, width, sparse, data)
     if tl.max(raw.to(tl.int32), 0) > 0:
+        # Rare, so the values are read again rather than held in registers until here.
+        chosen = raw[:, None] & exists & fits
+        verbatim = tl.load((values + first) + inside, mask=chosen, other=0)
         each = at[:, None] + column * SIZE
         for i in tl.static_range(SIZE):
-            byte = (bits >> (8 * i)) & 255
-            tl.store(target + each + i, byte.to(tl.uint8), mask=raw[:, None] & exists & fits)
+            byte = (verbatim >> (8 * i)) & 255
+            tl.store(target + each + i, byte.to(tl.uint8), mask=chosen)
 
 
 @triton.jit
@@ -113,7 +117,7 @@ def _parameters(payload, step0, step1, seed, KIND: tl.constexpr, fits):
 
 
 @triton.jit
-def _data(target, codes, filled, at, width, sparse, coded, data):
+def _data(target, codes, filled, at, width, sparse, data):
     """The codes of all blocks: planes of bits where dense, one after the other where sparse.
 
     Word k of a dense block is plane k; of a sparse block it is what falls into the bits
@@ -123,8 +127,8 @@ def _data(target, codes, filled, at, width, sparse, coded, data):
     rank = tl.cumsum(filled.to(tl.int32), 1) - filled.to(tl.int32)
     place = rank * width[:, None]
     ones = (tl.full((BLOCKS,), 1, tl.uint32) << width.to(tl.uint32)) - 1
-    packed = tl.where(filled, codes.to(tl.uint32) & ones[:, None], 0)
-    planes = tl.where(coded[:, None], codes.to(tl.uint32), 0)
+    # Where a position has no code of its own, it is 0.
+    packed = codes.to(tl.uint32) & ones[:, None]
     slot = tl.arange(0, strings.WORDS)[None, :]
     most = tl.max((data + 3) >> 2, 0)
     for k0 in range(0, most, strings.WORDS):
@@ -133,7 +137,7 @@ def _data(target, codes, filled, at, width, sparse, coded, data):
             part = tl.where(
                 sparse[:, None],
                 strings.shifted(packed, place - 32 * k),
-                ((planes >> k) & 1) << column,
+                ((packed >> k) & 1) << column,
             )
             word = tl.sum(part, 1).to(tl.uint32)
             words = tl.where(slot == k - k0, word[:, None], words)
