@@ -41,6 +41,14 @@ def problem() -> str | None:
     return None
 
 
+def device_here() -> str | None:
+    """The type of a device that kernels can run on in this process, or None."""
+    for kind in DEVICES:
+        if torch.get_device_module(kind).is_available():
+            return kind
+    return "cpu" if interpreting() else None
+
+
 def check(device: torch.device) -> None:
     """Raise unless kernels can run on tensors of this device."""
     if device.type in DEVICES or (device.type == "cpu" and interpreting()):
