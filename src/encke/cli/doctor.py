@@ -111,9 +111,7 @@ def _accelerators() -> list[dict[str, str]]:
         for number in range(module.device_count()):
             device = torch.device(kind, number)
             name = module.get_device_name(device)
-            found.append(
-                {"device": str(device), "name": name, "backend": select(device).name}
-            )
+            found.append({"device": str(device), "name": name, "backend": select(device).name})
     return found
 
 
@@ -156,7 +154,9 @@ def _print(found: dict[str, Any]) -> None:
         print(f"{'triton':<16}{found['triton_problem']}")
     else:
         where = found["triton_tried_on"]
-        print(f"{'triton':<16}{f'self-test on {where}' if where else 'there, not tried: no GPU'}")
+        print(
+            f"{'triton':<16}{f'self-test on {where}' if where else 'there, not tried: no GPU'}"
+        )
     print(f"{'torch threads':<16}{found['torch_threads']}")
     print(f"{'OpenMP':<16}{', '.join(found['openmp_runtimes']) or 'none loaded'}")
     for warning in found["warnings"]:

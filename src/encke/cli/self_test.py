@@ -34,7 +34,7 @@ class Trial:
 
 
 def available_backends() -> dict[str, str]:
-    """The backends that can be tried here, and the device of the tensors they are tried with."""
+    """The backends that can be tried here, and where the tensors for that are."""
     found = {"reference": "cpu"}
     if select.native_problem() is None:
         found = {"native": "cpu", **found}

@@ -1,4 +1,4 @@
-"""Range, energy and sparsity of a tensor, found while it is encoded or in a pass of their own."""
+"""Range, energy and sparsity of a tensor, found while it is encoded or in a pass alone."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def get_code(source, bit, width, most, end, chosen, KIND: tl.constexpr):
     """
     at = bit >> 3
     skip = (bit & 7).to(tl.int32)
-    SIZE: tl.constexpr = 4 if KIND == tl.uint32 else 8
+    SIZE: tl.constexpr = 8 if KIND == tl.uint64 else 4
     low = tl.zeros(at.shape, KIND)
     high = tl.zeros(at.shape, KIND)
     for i in range((most + 14) >> 3):

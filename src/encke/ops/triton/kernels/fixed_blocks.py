@@ -51,9 +51,7 @@ def linear(
     # A comparison with NaN is false, so the patterns say what is not finite.
     raw = (largest >= pattern.infinity(DTYPE)) | (extent > pattern.scalar(limit1, DTYPE))
     second = extent > pattern.scalar(limit0, DTYPE)
-    inverse = tl.where(
-        second, pattern.scalar(inverse1, DTYPE), pattern.scalar(inverse0, DTYPE)
-    )
+    inverse = tl.where(second, pattern.scalar(inverse1, DTYPE), pattern.scalar(inverse0, DTYPE))
     held = tl.where(raw[:, None], 0, bits)
     scaled = pattern.real(held, DTYPE) * inverse[:, None]
     if KIND != PLAIN:

@@ -1,4 +1,4 @@
-"""`fixed`, values to payload: one program a chunk, one read, one write (format.md, section 5)."""
+"""`fixed`, values to payload: one program a chunk, one read, one write (section 5)."""
 
 from __future__ import annotations
 

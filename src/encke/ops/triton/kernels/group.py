@@ -106,9 +106,7 @@ def encode(
     here = tl.minimum(tl.maximum(rest - tl.arange(0, EIGHT) * GROUP, 0), GROUP)
     limit = tl.where(raw, 0, (here * BITS + 7) >> 3)
     place = (group - earlier) * BYTES
-    tl.store(
-        data + place[:, None] + column, packed.to(tl.uint8), mask=column < limit[:, None]
-    )
+    tl.store(data + place[:, None] + column, packed.to(tl.uint8), mask=column < limit[:, None])
     if PLACED and (flags != 0):
         verbatim = code_bytes + earlier * (GROUP * SIZE)
         spot = verbatim[:, None] + tl.arange(0, GROUP)[None, :] * SIZE

@@ -54,12 +54,14 @@ def affine(
     inner: tl.int64,
     ROWS: tl.constexpr,
 ):
-    """bit ? x · gain[c] + shift[c] : 0, in binary32; value i has channel i / inner % channels."""
+    """bit ? x · gain[c] + shift[c] : 0, in binary32; c = i / inner % channels of value i."""
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     exists = at < count
     channel = (at // inner) % channels
     byte = tl.load(payload + (at >> 3), mask=exists, other=0).to(tl.int32)
-    y = tl.load(x + at, mask=exists, other=0.0) * tl.load(gain + channel, mask=exists, other=0.0)
+    y = tl.load(x + at, mask=exists, other=0.0) * tl.load(
+        gain + channel, mask=exists, other=0.0
+    )
     y = y + tl.load(shift + channel, mask=exists, other=0.0)
     chosen = ((byte >> (at & 7).to(tl.int32)) & 1) != 0
     tl.store(out + at, tl.where(chosen, y, 0.0), mask=exists)
