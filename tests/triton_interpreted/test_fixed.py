@@ -67,8 +67,9 @@ def same(x: Tensor, q: Quantiser) -> Tensor:
     return decoded
 
 
-@pytest.mark.parametrize("error", [0.3, 1e-3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "error"), [*((kind, 0.3) for kind in KINDS), ("plain", 1e-3), ("dither", 1e-3)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_bytes_and_values_are_those_of_the_reference(
     dtype: torch.dtype, kind: str, error: float
@@ -96,7 +97,7 @@ def test_the_widest_codes_agree() -> None:
     same(torch.where(torch.arange(64) % 3 == 0, 0.0, x), quantiser(DITHER, 4e-9, torch.float64))
 
 
-@settings(max_examples=14, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 @given(
     count=st.sampled_from([0, 1, 2, 30, 31, 32, 33, 63, 64, 65, 95, 97, 255, 257]),
     kind=st.sampled_from(sorted(KINDS)),
@@ -108,7 +109,7 @@ def test_any_number_of_values_around_the_edges_of_blocks(
     same(noise(count, dtype), quantiser(KINDS[kind], 0.05, dtype))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(
     count=st.sampled_from([8160, 8191, 8192, 8193, 8224, 16383, 16385]),
     kind=st.sampled_from(sorted(KINDS)),
@@ -121,7 +122,7 @@ def test_any_number_of_values_around_the_edges_of_chunks(
     assert torch.equal(TRITON.fixed_encode(x, q), REFERENCE.fixed_encode(x, q))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(
     values=st.lists(st.floats(width=32, allow_subnormal=True), min_size=1, max_size=70),
     kind=st.sampled_from(sorted(KINDS)),
@@ -131,13 +132,7 @@ def test_any_values_agree(values: list[float], kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [8192, 8193])
-def test_whole_chunks_decode(count: int) -> None:
-    same(noise(count, torch.float32), quantiser(DITHER, 0.05, torch.float32))
-
-
-@pytest.mark.slow
-def test_a_second_page_of_dither_agrees() -> None:
+def test_whole_chunks_and_a_second_page_of_dither_decode() -> None:
     x = torch.zeros(65536 + 300)
     x[65000:] = noise(836, torch.float32)
     same(x, quantiser(DITHER, 0.05, torch.float32))

@@ -60,10 +60,10 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        return stream.record_event()  # type: ignore[no-untyped-call, no-any-return]
+        return stream.record_event()
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        stream.wait_event(event)  # type: ignore[no-untyped-call]
+        stream.wait_event(event)
 
     def keep(self, t: Tensor, stream: torch.cuda.Stream) -> None:
         t.record_stream(stream)
