@@ -17,7 +17,7 @@ SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -na
 CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
                  2>/dev/null)
 
-.PHONY: help setup demo test quick browser-test lint bench exhaustive fuzz dev clean
+.PHONY: help setup demo test quick browser-test lint bench gpu-check exhaustive fuzz dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ lint: setup ## ruff, mypy, clang-format
 
 bench: $(VENV)/.encke-bench-installed ## measure the codecs; writes benchmarks/results/codecs.csv
 	$(BIN)/python benchmarks/codecs.py
+
+gpu-check: setup ## compile the GPU kernels for real targets; writes benchmarks/results/gpu_kernels.csv
+	$(BIN)/python benchmarks/gpu_kernels.py
 
 exhaustive: setup ## every float32 pattern through `fixed`, five ways; takes some minutes
 	@$(BIN)/python -c "import cmake, nanobind, ninja" 2>/dev/null || $(PIP) cmake nanobind ninja

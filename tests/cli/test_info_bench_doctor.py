@@ -166,3 +166,21 @@ def test_openmp_runtimes_are_found_by_name(tmp_path: Path) -> None:
     )
     assert openmp_runtimes(maps) == ["/opt/a b/libomp.so", "/usr/lib/libgomp.so.1"]
     assert openmp_runtimes(tmp_path / "absent") == []
+
+
+def test_doctor_says_what_tensors_on_a_gpu_would_get(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from encke.cli import self_test
+    from encke.ops import select
+
+    monkeypatch.setattr(self_test, "trials", lambda: iter(()))
+    monkeypatch.setattr(select, "triton_problem", lambda: "Triton is not there; pip install it")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "Triton is not there; pip install it" in out
+    monkeypatch.setattr(select, "triton_problem", lambda: None)
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["triton_problem"] is None
+    assert report["gpu"] == [] or report["gpu"][0]["backend"] == "triton"

@@ -12,7 +12,7 @@ from typing import Any
 from encke.cli.output import print_json
 
 _PACKAGES = ("torch", "numpy", "zstandard", "rich")
-_OPTIONAL = ("zfpy", "safetensors")
+_OPTIONAL = ("zfpy", "safetensors", "triton")
 _OPENMP = ("libgomp", "libomp", "libiomp")
 
 
@@ -59,7 +59,8 @@ def _installation() -> dict[str, Any]:
     import torch
 
     from encke import __version__
-    from encke.ops.select import native_problem, select
+    from encke.ops import triton
+    from encke.ops.select import native_problem, select, triton_problem
 
     runtimes = openmp_runtimes()
     return {
@@ -71,6 +72,9 @@ def _installation() -> dict[str, Any]:
         "backend": select(torch.device("cpu")).name,
         "native_problem": native_problem(),
         **_instruction_sets(),
+        "triton_problem": triton_problem(),
+        "gpu": _accelerators(),
+        "triton_tried_on": triton.device_here() if triton_problem() is None else None,
         "torch_threads": torch.get_num_threads(),
         "openmp_runtimes": runtimes,
         "warnings": _warnings(runtimes),
@@ -92,6 +96,23 @@ def _instruction_sets() -> dict[str, Any]:
         return {"isa": native.isa(), "isa_available": native.isa_available()}
     except BackendError:
         return {"isa": None, "isa_available": []}
+
+
+def _accelerators() -> list[dict[str, str]]:
+    """The devices beside the CPU, and the backend that tensors there take."""
+    import torch
+
+    from encke.ops.select import select
+    from encke.ops.triton import DEVICES
+
+    found = []
+    for kind in DEVICES:
+        module = torch.get_device_module(kind)
+        for number in range(module.device_count()):
+            device = torch.device(kind, number)
+            name = module.get_device_name(device)
+            found.append({"device": str(device), "name": name, "backend": select(device).name})
+    return found
 
 
 def openmp_runtimes(maps: Path = Path("/proc/self/maps")) -> list[str]:
@@ -125,6 +146,17 @@ def _print(found: dict[str, Any]) -> None:
     else:
         others = ", ".join(found["isa_available"])
         print(f"{'instructions':<16}{found['isa']} (available: {others})")
+    for gpu in found["gpu"]:
+        print(f"{gpu['device']:<16}{gpu['name']}, backend {gpu['backend']}")
+    if not found["gpu"]:
+        print(f"{'gpu':<16}none found")
+    if found["triton_problem"]:
+        print(f"{'triton':<16}{found['triton_problem']}")
+    else:
+        where = found["triton_tried_on"]
+        print(
+            f"{'triton':<16}{f'self-test on {where}' if where else 'there, not tried: no GPU'}"
+        )
     print(f"{'torch threads':<16}{found['torch_threads']}")
     print(f"{'OpenMP':<16}{', '.join(found['openmp_runtimes']) or 'none loaded'}")
     for warning in found["warnings"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from encke.bound import Absolute, Bound, FixedRate, Lossless, PointwiseRelative
 from encke.cli.measure import compare
 from encke.codec import Packed, compress, names
-from encke.ops import select
+from encke.ops import select, triton
 
 #: Codecs that another package does the work of; without it they are no failure.
 NEEDS = {"zfp": "zfpy"}
@@ -33,15 +33,21 @@ class Trial:
     problem: str
 
 
-def available_backends() -> list[str]:
-    """The backends that can be loaded here."""
-    return [name for name in select.NAMES if name != "native" or not select.native_problem()]
+def available_backends() -> dict[str, str]:
+    """The backends that can be tried here, and where the tensors for that are."""
+    found = {"reference": "cpu"}
+    if select.native_problem() is None:
+        found = {"native": "cpu", **found}
+    device = triton.device_here()
+    if select.triton_problem() is None and device is not None:
+        found["triton"] = device
+    return found
 
 
-def trials() -> Iterator[Trial]:
+def trials(codecs: Iterable[str] | None = None) -> Iterator[Trial]:
     """Encode on each backend and decode on each; both must hold the bound and agree."""
     backends = available_backends()
-    for codec in names():
+    for codec in names() if codecs is None else codecs:
         if codec in NEEDS and importlib.util.find_spec(NEEDS[codec]) is None:
             continue
         for way, x, bound, dither in _ways(codec):
@@ -56,13 +62,15 @@ def _across(
     bound: Bound,
     dither: bool,
     encoder: str,
-    backends: list[str],
+    backends: dict[str, str],
 ) -> Iterator[Trial]:
     decoded: dict[str, Tensor] = {}
-    for decoder in backends:
+    for decoder, device in backends.items():
         try:
-            packed = compress(x, bound, codec=codec, dither=dither, seed=1, backend=encoder)
-            decoded[decoder] = Packed.from_bytes(packed.to_bytes()).decompress(backend=decoder)
+            there = x.to(backends[encoder])
+            packed = compress(there, bound, codec=codec, dither=dither, seed=1, backend=encoder)
+            received = Packed.from_bytes(packed.to_bytes(), device=device)
+            decoded[decoder] = received.decompress(backend=decoder).cpu()
             problem = _broken_promise(x, decoded[decoder], packed)
         except Exception as error:  # whatever it is, it is what this test is for
             problem = f"{type(error).__name__}: {error}"

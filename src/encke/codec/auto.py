@@ -3,7 +3,8 @@
 What a tensor is decides most of it: truth values take `mask`, an exact bound takes
 `lossless`, a rate takes `group` or `zfp`. Among the codecs that keep an error bound,
 `prefer="speed"` takes `fixed`; `prefer="ratio"` tries them on a sample, because which is
-smallest depends on the values: prediction halves a smooth tensor and hurts a rough one.
+smallest depends on the values: prediction halves a smooth tensor and hurts a rough one. On a
+GPU only codecs that have kernels there are tried.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def choose(x: Tensor, request: Request, *, prefer: str) -> tuple[Codec, Encoded]
     if not x.dtype.is_floating_point:
         if prefer == "speed":
             return _only("index", x, request, "the fastest for integers")
-        return _smallest(("index", "lossless"), x, request)
+        return _smallest(_at_hand(("index", "lossless"), request), x, request)
     if promise.rate is not None:
         return _at_rate(x, request, promise.rate)
     if promise.exact:
@@ -52,7 +53,13 @@ def choose(x: Tensor, request: Request, *, prefer: str) -> tuple[Codec, Encoded]
     candidates = ["fixed", "entropy", "predict", "lossless"]
     if promise.pointwise is not None or not _has_neighbours(x):
         candidates.remove("predict")
-    return _smallest(candidates, x, request)
+    return _smallest(_at_hand(candidates, request), x, request)
+
+
+def _at_hand(names: Sequence[str], request: Request) -> Sequence[str]:
+    """The codecs that work where the tensor is: a sample must not make the device wait for
+    the host. Who wants another one names it."""
+    return [name for name in names if name not in request.backend.on_host]
 
 
 def _only(name: str, x: Tensor, request: Request, reason: str) -> tuple[Codec, Encoded]:

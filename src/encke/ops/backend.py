@@ -20,6 +20,8 @@ class Backend(Protocol):
     """The kernels of one backend. `reference` is the oracle for all others."""
 
     name: str
+    #: Codecs whose work is done on the host although the tensor is not there.
+    on_host: frozenset[str]
 
     def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor: ...
     def fixed_decode(

@@ -19,6 +19,7 @@ from torch import Tensor
 from encke.bound import Lossless
 from encke.codec import Packed, compress, layout
 from encke.ops.select import select
+from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
@@ -77,7 +78,7 @@ class Slot:
     def __init__(self, site: Site, *, recent: Recent) -> None:
         self.site = site
         self._recent = recent
-        self._packed: Packed | Spooled | None = None
+        self._packed: Packed | Spooled | Parcel | None = None
         self._exact: Tensor | None = None
         self._held: Held | None = None
         self.error = 0.0
@@ -112,15 +113,19 @@ class Slot:
     def packed(
         cls,
         site: Site,
-        packed: Packed,
+        packed: Packed | Parcel,
         ledger: Ledger,
         *,
         recent: Recent,
         offload: bool = False,
     ) -> Slot:
         slot = cls(site, recent=recent)
-        slot._packed = Spooled(packed) if offload else packed
-        stored = slot._packed.nbytes if not offload else 0
+        slot._packed = packed
+        stored = packed.nbytes
+        if isinstance(packed, Parcel):  # a lane has moved it already, if it is to be moved
+            packed = packed.packed
+        elif offload:
+            slot._packed, stored = Spooled(packed), 0
         slot._held = Held(ledger, stored)
         slot.codec, slot.why = packed.codec, packed.why
         slot.nbytes = stored

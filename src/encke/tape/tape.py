@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ from encke.tape.kept import (
     TwoValued,
     Whole,
 )
+from encke.tape.lane import Lanes
 from encke.tape.ledger import Held, Ledger, SavedStorage, Storages
 from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
@@ -60,6 +62,7 @@ class Tape:
         self._storages = Storages(self.ledger)
         self._recent = Recent()
         self._choices = Choices()
+        self._lanes: Lanes | None = None
         self._watch: Watch | None = None
         self._depth = 0
         self._pauses = 0
@@ -104,6 +107,14 @@ class Tape:
         docs/telemetry.md says what is in them. The last are written at `detach` or at exit.
         """
         return log_to(self, target, every=every, tensors=tensors)
+
+    def use_side_stream(self, lanes: Lanes | None = None) -> None:
+        """From now on pack on a stream of its own, where the device has streams (CUDA, ROCm).
+
+        What is to be offloaded goes to pinned memory on that stream, and comes back a few
+        tensors before backward asks for it. docs/gpu.md says what was shown of it.
+        """
+        self._lanes = Lanes() if lanes is None else lanes
 
     def detach(self) -> None:
         """Let the model go: it is as it was before `attach`."""
@@ -363,7 +374,8 @@ class Tape:
         if codec == "auto":
             codec = self._choices.get(site, self.step, number) or "auto"
         zeros = codec == "auto" or by_name(codec).keeps_zeros
-        packed = compress(
+        make = partial(
+            compress,
             t,
             treatment.bound,
             codec=codec,
@@ -372,11 +384,13 @@ class Tape:
             keep_nonzero=not exact and zeros,
             seed=(self.step << 20) + self._order if not exact else 0,
         )
-        if codec == "auto":
-            self._choices.put(site, self.step, number, packed.codec)
+        lane = None if self._lanes is None else self._lanes.of(t.device)
+        packed = make() if lane is None else lane.pack(t, make, offload=treatment.offload)
         slot = Slot.packed(
             site, packed, self.ledger, recent=self._recent, offload=treatment.offload
         )
+        if codec == "auto":
+            self._choices.put(site, self.step, number, slot.codec)
         slot.exact_zeros = zeros
         return slot
 

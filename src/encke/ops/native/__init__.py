@@ -37,6 +37,7 @@ class Native:
     """The native kernels; see `encke.ops.backend.Backend`."""
 
     name = "native"
+    on_host: frozenset[str] = frozenset()
 
     def __init__(self, module: ModuleType) -> None:
         self._m = module

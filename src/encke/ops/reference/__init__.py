@@ -15,6 +15,7 @@ class Reference:
     """The reference kernels; see `encke.ops.backend.Backend`."""
 
     name = "reference"
+    on_host: frozenset[str] = frozenset()
 
     def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor:
         from encke.ops.reference import fixed

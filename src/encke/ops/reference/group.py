@@ -85,9 +85,7 @@ def decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         raise CorruptStreamError(f"group payload has {bits} bits a code, allowed are {RATES}")
     raw = _unpack(payload[HEADER_BYTES:flags_end], groups, 1).to(torch.bool)
     low, step = payload[flags_end:head_end].clone().view(real).view(groups, 2).unbind(1)
-    ceiling = _CEILING.get(dtype, float("inf"))
-    high = low + float(2**bits - 1) * step
-    if not bool(((step >= 0) & (low > -ceiling) & (low < ceiling) & (high < ceiling)).all()):
+    if bool(beyond(low, step, bits, dtype).any()):
         raise CorruptStreamError(f"group payload has a minimum or step beyond {dtype}")
 
     verbatim = raw.repeat_interleave(GROUP)[:count]
@@ -106,6 +104,13 @@ def decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     pattern = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     out.view(pattern)[verbatim] = payload[head_end + code_bytes :].clone().view(pattern)
     return out
+
+
+def beyond(low: Tensor, step: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+    """Where a group's minimum and step give numbers that `dtype` does not have."""
+    ceiling = _CEILING.get(dtype, float("inf"))
+    high = low + float(2**bits - 1) * step
+    return ~((step >= 0) & (low > -ceiling) & (low < ceiling) & (high < ceiling))
 
 
 def parameters(payload: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
