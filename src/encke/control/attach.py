@@ -17,7 +17,7 @@ from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
 from encke.tape.compiled import announce, announce_if_loaded, attach_graphs, compiled_module
-from encke.tape.graph import is_compiled, is_traced
+from encke.tape.graph import is_traced
 from encke.tape.telemetry import Target
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -63,7 +63,6 @@ def attach(
             f"attach takes a torch.nn.Module, this is {type(model).__name__}; for a part of a "
             "computation without a module, use `with encke.activations(bound):`"
         )
-    compiled = any(is_compiled(part) for part in model.modules())
     model = compiled_module(model)
     if _attached(model) is not None:
         raise UnsupportedError(
@@ -93,7 +92,7 @@ def attach(
         model.register_forward_hook(_Leave(tape), always_call=True),
     ]
     tape.detachers.extend(hook.remove for hook in hooks)
-    attach_graphs(tape, compiled=compiled)
+    attach_graphs(tape)
     if log is not None:
         tape.log_to(log)
     return tape
@@ -157,7 +156,7 @@ class _Enter(_Hook):
         if not is_traced():
             announce_if_loaded()
             self.tape.begin_call(sys._getframe(1))
-        elif torch.compiler.is_compiling():
+        elif torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             announce()
 
 

@@ -9,25 +9,26 @@ from encke.tape.compiled.partition import attached, partition
 from encke.tape.tape import Tape
 
 
-def attach_graphs(tape: Tape, *, compiled: bool) -> None:
+def attach_graphs(tape: Tape) -> None:
     """From now on graphs with parameters of the tape's model keep their tensors through it.
 
-    compiled  whether the model, or a part of it, is run by torch.compile already; what was
-              compiled before is then compiled again at its next call
+    What was compiled before, of this model or of one like it, is compiled again at its next
+    call: code without a tape would serve a model with one.
     """
     attached.add(tape)
     tape.detachers.append(lambda: _detach(tape))
-    if compiled:
+    if internals.dynamo_is_loaded():
         torch.compiler.reset()
-        internals.install(partition)
-    elif internals.inductor_is_loaded():
-        internals.install(partition)
+        internals.tell_hooks_apart(True)
+    announce_if_loaded()
 
 
 def _detach(tape: Tape) -> None:
     attached.discard(tape)
     if not attached:
         internals.uninstall(partition)
+        if internals.dynamo_is_loaded():
+            internals.tell_hooks_apart(False)
     for graph in tape.graphs:
         graph.forget()
     if tape.graphs:  # code that asks for the tape must not run on
@@ -38,6 +39,7 @@ def _detach(tape: Tape) -> None:
 @internals.at_trace_time
 def announce() -> bool:
     """Called while Dynamo traces a model with a tape: its graphs are about to be compiled."""
+    internals.tell_hooks_apart(True)
     internals.install(partition)
     return True
 

@@ -59,7 +59,7 @@ class CompiledGraph:
         self.beside = self.plain = 0
         #: When each place was last probed, by its index: a count of probes.
         self.probed: dict[int, int] = {}
-        self._tape = weakref.ref(tape)
+        self._tape = weakref.ref(tape, lambda _: self.forget())
         self._kept = 0
         _graphs[self.number] = self
 
@@ -107,8 +107,9 @@ class Kept:
     def value(self) -> Tensor:
         """The tensor, in memory that nothing else refers to."""
         value = self.source.get()
-        whole = isinstance(self.source, Whole)
-        return value.clone() if whole and self.source.slot.kind == "exact" else value
+        if isinstance(self.source, Whole) and self.source.slot.kind == "exact":
+            return value.clone()
+        return value
 
 
 def graph(number: int) -> CompiledGraph:

@@ -35,6 +35,17 @@ def inductor_is_loaded() -> bool:
     return "torch._inductor.config" in sys.modules
 
 
+def dynamo_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def tell_hooks_apart(apart: bool) -> None:
+    """Whether code compiled for a module without hooks may run for one like it with hooks."""
+    from torch._dynamo import config
+
+    config.skip_nnmodule_hook_guards = not apart
+
+
 def install(partition: Partition) -> None:
     """Let Inductor split joint graphs with `partition`."""
     from torch._inductor import config
@@ -117,9 +128,9 @@ def split_with_decisions(
 def _set_results(graph: fx.Graph, place: slice, nodes: list[fx.Node]) -> None:
     """Put `nodes` in the place of some of a graph's results."""
     output = graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     results[place] = nodes
-    output.args = (type(output.args[0])(results),)  # type: ignore[arg-type,call-arg]
+    output.args = (tuple(results),)
     described = output.meta.get("desc")
     if described is not None:
         new = list(described)
@@ -174,7 +185,7 @@ def op_name(target: object) -> str:
     'relu'
     """
     if isinstance(target, torch._ops.OpOverload):
-        return target.overloadpacket.__name__
+        return str(target.overloadpacket.__name__)
     return ""
 
 
@@ -186,7 +197,7 @@ def compiled_module(module: nn.Module) -> nn.Module:
     """The module inside what `torch.compile(module)` returned; any other is itself."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     while frames is not None and isinstance(module, frames.OptimizedModule):
-        module = module._orig_mod  # type: ignore[assignment]
+        module = module._orig_mod
     return module
 
 

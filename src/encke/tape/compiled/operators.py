@@ -11,6 +11,7 @@ before it has been observed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def _fake_give(
     return torch.empty_strided(size, stride, dtype=dtype, device=handle.device)
 
 
-_KERNELS = {
+_KERNELS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "tape_begin": (_begin, _fake_begin),
     "tape_keep": (_keep, _fake_keep),
     "tape_observe": (_observe, _fake_observe),

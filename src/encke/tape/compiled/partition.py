@@ -192,13 +192,9 @@ class _Rewrite:
     def _remember(self, parameters: dict[int, str]) -> None:
         """Keep the backward graph for probes, before the backend rewrites it."""
         program = fx.GraphModule(self._backward, copy.deepcopy(self._backward.graph))
-        results = program.graph.output_node().args[0]
-        given = {i: name for i, name in parameters.items() if results[i] is not None}  # type: ignore[index]
-        matrices = {
-            i: name
-            for i, name in given.items()
-            if roles.tensor_of(results[i]).ndim > 1  # type: ignore[index,union-attr]
-        }
+        results: Sequence[Any] = program.graph.output_node().args[0]  # type: ignore[assignment]
+        given = {i: name for i, name in parameters.items() if results[i] is not None}
+        matrices = {i: name for i, name in given.items() if results[i].meta["val"].ndim > 1}
         self._graph.backward = program
         self._graph.parameters = matrices or given
         self._tape.graphs.append(self._graph)
@@ -215,7 +211,8 @@ def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...], **options: Any) -> fx
 def _first_use(node: fx.Node) -> fx.Node:
     """The first op, in the graph's order, that takes `node`."""
     users = set(node.users)
-    return next(n for n in node.graph.nodes if n in users)
+    first: fx.Node = next(n for n in node.graph.nodes if n in users)
+    return first
 
 
 def _bytes(node: fx.Node) -> int:

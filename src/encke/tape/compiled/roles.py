@@ -188,7 +188,9 @@ def _maker(node: fx.Node) -> tuple[fx.Node, bool]:
     while node.target is operator.getitem:
         of, index = node.args
         assert isinstance(of, fx.Node)
-        node, further = of, further or index != 0
+        node = of
+        if index != 0:
+            further = True
     return node, further
 
 
