@@ -79,7 +79,9 @@ def _inductor_partitioner(partition: Partition, before: Any) -> Any:
         def __call__(
             self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
         ) -> Split:
-            return partition(gm, joint_inputs, within=before or min_cut, **options)
+            return partition(
+                gm, joint_inputs, within=before or min_cut, lays_out=lays_out_anew, **options
+            )
 
         def uuid(self) -> Any:
             # What is compiled speaks of a tape of this process: no cache may keep it.
@@ -93,6 +95,13 @@ def min_cut(gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) 
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition(gm, joint_inputs, **options)
+
+
+def lays_out_anew(forward: fx.GraphModule) -> bool:
+    """Whether Inductor will put the images of a forward graph into channels-last layout."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
 
 
 def split_with_decisions(

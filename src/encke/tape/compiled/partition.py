@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,15 @@ def partition(
     joint_inputs: Sequence[Any],
     *,
     within: Partition = internals.min_cut,
+    lays_out: Callable[[fx.GraphModule], bool] | None = None,
     num_fwd_outputs: int,
     **options: Any,
 ) -> Split:
     """Split a joint graph with `within`, and send what is kept through the model's tape.
 
     For backends other than Inductor, which build on AOTAutograd: their `partition_fn`.
+
+    lays_out  whether the compiler is going to lay images out anew, with channels last
     """
     tape, parameters = _tape_of(joint_inputs)
     if tape is None:
@@ -64,6 +67,8 @@ def partition(
     )
     rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
+    if lays_out is not None and lays_out(forward):
+        _give_with_channels_last(backward)
     return forward, backward
 
 
@@ -198,6 +203,22 @@ class _Rewrite:
         self._graph.backward = program
         self._graph.parameters = matrices or given
         self._tape.graphs.append(self._graph)
+
+
+def _give_with_channels_last(backward: fx.GraphModule) -> None:
+    """Give images as the compiled forward will have kept them, not as they were traced.
+
+    Only speed is at stake: an operator gives what it was told to, and copies if it must.
+    """
+    for node in backward.graph.find_nodes(op="call_function", target=tape_give):
+        value = node.meta["val"]
+        if value.ndim != 4 or not value.is_contiguous():
+            continue
+        value = value.contiguous(memory_format=torch.channels_last)
+        if all(isinstance(stride, int) for stride in value.stride()):
+            node.update_arg(3, list(value.stride()))
+            node.meta["val"] = value
+    backward.recompile()
 
 
 def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...], **options: Any) -> fx.Node:
