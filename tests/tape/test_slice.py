@@ -102,10 +102,6 @@ def test_the_summary_names_every_layer_and_how_it_is_kept(
         assert word in text
 
 
-def test_a_compiled_model_is_refused(case: tuple[Net, Tensor, Tensor]) -> None:
-    with pytest.raises(encke.UnsupportedError, match="compiled"):
-        encke.attach(torch.compile(case[0]))
-
 
 def test_a_paused_tape_keeps_nothing(case: tuple[Net, Tensor, Tensor]) -> None:
     tape = encke.attach(case[0])

@@ -16,7 +16,8 @@ from encke.control.fixed import Fixed
 from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
-from encke.tape.graph import is_compiled, is_traced
+from encke.tape.compiled import announce, announce_if_loaded, attach_graphs, compiled_module
+from encke.tape.graph import is_traced
 from encke.tape.telemetry import Target
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -44,7 +45,8 @@ def attach(
     options    of `encke.control.adaptive.Adaptive`
 
     The model's weights, types and state_dict stay as they are; `tape.detach()` undoes it.
-    While the model is compiled, exported or traced, the tape stands aside and keeps nothing.
+    A model that torch.compile runs, before or after, keeps its tensors inside the compiled
+    graphs: see docs/compile.md. While it is exported or traced, the tape stands aside.
 
     >>> model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     >>> tape = attach(model)
@@ -61,11 +63,7 @@ def attach(
             f"attach takes a torch.nn.Module, this is {type(model).__name__}; for a part of a "
             "computation without a module, use `with encke.activations(bound):`"
         )
-    if is_compiled(model):
-        raise UnsupportedError(
-            "the model is compiled: its saved tensors belong to the compiled graph, out of the "
-            "tape's reach; attach to the model as it was before torch.compile"
-        )
+    model = compiled_module(model)
     if _attached(model) is not None:
         raise UnsupportedError(
             "the model has a tape already; call detach() on that one first, or use it"
@@ -94,6 +92,7 @@ def attach(
         model.register_forward_hook(_Leave(tape), always_call=True),
     ]
     tape.detachers.extend(hook.remove for hook in hooks)
+    attach_graphs(tape)
     if log is not None:
         tape.log_to(log)
     return tape
@@ -152,8 +151,13 @@ class _Hook:
 
 class _Enter(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self.tape is not None and not is_traced():
+        if self.tape is None:
+            return
+        if not is_traced():
+            announce_if_loaded()
             self.tape.begin_call(sys._getframe(1))
+        elif torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            announce()
 
 
 class _Leave(_Hook):

@@ -98,7 +98,9 @@ class Slot:
         self.noise: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
-    def exact(cls, site: Site, t: Tensor, held: Held, *, recent: Recent, why: str) -> Slot:
+    def exact(
+        cls, site: Site, t: Tensor, held: Held | None, *, recent: Recent, why: str
+    ) -> Slot:
         """The tensor itself, pinned."""
         slot = cls(site, recent=recent)
         slot._exact = t.detach()

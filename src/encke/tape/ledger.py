@@ -50,6 +50,19 @@ class Held:
         self._ledger.stored -= self._count
 
 
+class PlainHeld:
+    """Bytes that would be kept without a tape, in the ledger while this object lives."""
+
+    __slots__ = ("_count", "_ledger")
+
+    def __init__(self, ledger: Ledger, count: int) -> None:
+        self._ledger, self._count = ledger, count
+        ledger.keep_plain(count)
+
+    def __del__(self) -> None:
+        self._ledger.plain -= self._count
+
+
 class SavedStorage:
     """A storage that autograd saved something of; lives as long as anything saved of it.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ from encke.tape.store import Geometry
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
 
+if TYPE_CHECKING:
+    from encke.tape.compiled.graphs import CompiledGraph
+
 #: Tensors of fewer bytes stay as they are: a header would eat what is saved.
 SMALL = 4096
 
@@ -57,10 +60,10 @@ class Tape:
         self.ledger = Ledger()
         self.records = Records()
         self.step = 0
-        self._model = model
+        self.model = model
         self._where = Whereabouts(model)
         self._storages = Storages(self.ledger)
-        self._recent = Recent()
+        self.recent = Recent()
         self._choices = Choices()
         self._lanes: Lanes | None = None
         self._watch: Watch | None = None
@@ -70,11 +73,15 @@ class Tape:
         self.last_forward = 0, 0
         self._calls: list[FrameType] = []
         self._last = -1
-        self._order = 0
+        self.order = 0
         self._counts: dict[tuple[str, str, str], int] = {}
         self._names: dict[int, str] = {}
         self._state: set[int] = set()
         self.detachers: list[Callable[[], None]] = []
+        #: Compiled graphs that keep their tensors here, and those that ran in this step.
+        self.graphs: list[CompiledGraph] = []
+        self._ran: set[int] = set()
+        self._detached = False
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
         #: Called with every slot that is packed and the exact tensor it was packed from.
@@ -118,6 +125,7 @@ class Tape:
 
     def detach(self) -> None:
         """Let the model go: it is as it was before `attach`."""
+        self._detached = True
         for undo in self.detachers:
             undo()
         self.detachers.clear()
@@ -162,20 +170,15 @@ class Tape:
                 "a model with a tape was called under torch.func (grad, vmap, …), which has no "
                 "saved tensors to take over; call tape.detach() first, or use loss.backward()"
             )
-        self.step += 1
         self._last = graph.newest()  # what was computed before is not ours
-        self._order = 0
+        self.order = 0
         self._counts.clear()
-        self._recent.clear()
         self._learn_names()
         try:
-            self.policy.begin(self.step)
+            self._begin_step()
         except BaseException:  # a policy may refuse: a budget that cannot be reached, say
             self._depth -= 1
             raise
-        self.records.begin(self.step)
-        for log in self.logs:
-            log.begin(self.step)
         self._where.start()
         self._watch = Watch(self._seen)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
@@ -187,13 +190,37 @@ class Tape:
             watch, self._watch = self._watch, None
             watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._where.stop()
-            stored, plain = self.ledger.stored, self.ledger.plain
-            self.last_forward = stored, plain
-            kept = getattr(self.policy, "kept", None)  # for policies that plan by size
-            if kept is not None:
-                kept(self.records, stored)
-            for log in self.logs:
-                log.end_forward(self.records, stored=stored, plain=plain)
+            self.end_forward()
+
+    def _begin_step(self) -> None:
+        self.step += 1
+        self.recent.clear()
+        self._ran.clear()
+        self.policy.begin(self.step)
+        self.records.begin(self.step)
+        for log in self.logs:
+            log.begin(self.step)
+
+    def end_forward(self) -> None:
+        """Everything is kept that backward will ask for."""
+        stored, plain = self.ledger.stored, self.ledger.plain
+        self.last_forward = stored, plain
+        kept = getattr(self.policy, "kept", None)  # for policies that plan by size
+        if kept is not None:
+            kept(self.records, stored)
+        for log in self.logs:
+            log.end_forward(self.records, stored=stored, plain=plain)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether forward passes keep their tensors here: not paused, not detached."""
+        return not self._pauses and not self._detached
+
+    def begin_graph(self, number: int) -> None:
+        """A compiled forward graph starts: a step, unless it is a further part of one."""
+        if self._watch is None and (number in self._ran or not self._ran):
+            self._begin_step()
+        self._ran.add(number)
 
     def begin_call(self, frame: FrameType) -> None:
         """Enter for a call of the model, whose hooks run in `frame`.
@@ -224,10 +251,10 @@ class Tape:
             self._where.stop()
 
     def _learn_names(self) -> None:
-        if self._model is None:
+        if self.model is None:
             return
-        self._names = {id(p): name for name, p in self._model.named_parameters()}
-        self._state = {id(b) for b in self._model.buffers()}
+        self._names = {id(p): name for name, p in self.model.named_parameters()}
+        self._state = {id(b) for b in self.model.buffers()}
 
     # -- what an op saved ----------------------------------------------------------------
 
@@ -242,7 +269,7 @@ class Tape:
     def _take(self, node: Any) -> None:
         """Take over everything that a node saved."""
         op = graph.op_name(node)
-        self._order += 1
+        self.order += 1
         probed: list[tuple[str, Source, Site]] = []
         for role, raw in graph.saved(node):
             if graph.has_hooks(raw):
@@ -264,9 +291,9 @@ class Tape:
             node.register_hook(
                 Probe(
                     probed,
-                    order=self._order,
+                    order=self.order,
                     name_of=self._name_of,
-                    report=self._report,
+                    report=self.report,
                     seed=self.step,
                 )
             )
@@ -288,7 +315,7 @@ class Tape:
     def _name_of(self, parameter: Tensor) -> str:
         return self._names.get(id(parameter), "")
 
-    def _report(self, effect: Effect) -> None:
+    def report(self, effect: Effect) -> None:
         self.policy.observe(effect)
         for listener in self.listeners:
             listener(effect)
@@ -334,7 +361,7 @@ class Tape:
             return _expanded(self._values(site, once, storage), t)
         geometry = Geometry.of(t)
         found = store.find_values(storage, geometry)
-        sight = Sight(site=site, tensor=t, step=self.step, order=self._order)
+        sight = Sight(site=site, tensor=t, step=self.step, order=self.order)
         treatment = self.policy.treat(sight)
         if found is not None:
             slot = next(found.slots())
@@ -352,7 +379,7 @@ class Tape:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
-        slot = self._pack(site, t, treatment)
+        slot = self.pack(site, t, treatment)
         for see in self.packed:
             see(slot, t)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
@@ -366,7 +393,7 @@ class Tape:
             sides.follow(Whole(slot))
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
 
-    def _pack(self, site: Site, t: Tensor, treatment: Treatment) -> Slot:
+    def pack(self, site: Site, t: Tensor, treatment: Treatment) -> Slot:
         assert treatment.bound is not None
         exact = isinstance(treatment.bound, Lossless)
         codec = treatment.codec
@@ -382,12 +409,12 @@ class Tape:
             prefer=treatment.prefer,  # type: ignore[arg-type]
             dither=treatment.dither and not exact and zeros,
             keep_nonzero=not exact and zeros,
-            seed=(self.step << 20) + self._order if not exact else 0,
+            seed=(self.step << 20) + self.order if not exact else 0,
         )
         lane = None if self._lanes is None else self._lanes.of(t.device)
         packed = make() if lane is None else lane.pack(t, make, offload=treatment.offload)
         slot = Slot.packed(
-            site, packed, self.ledger, recent=self._recent, offload=treatment.offload
+            site, packed, self.ledger, recent=self.recent, offload=treatment.offload
         )
         if codec == "auto":
             self._choices.put(site, self.step, number, slot.codec)
@@ -399,9 +426,9 @@ class Tape:
         if size < SMALL <= storage.nbytes and not storage.is_held():
             # A small slice must not keep alive all that it was cut from.
             t, held = t.clone(), Held(self.ledger, size)
-            slot = Slot.exact(site, t, held, recent=self._recent, why=why)
+            slot = Slot.exact(site, t, held, recent=self.recent, why=why)
             return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
-        slot = Slot.exact(site, t, storage.hold(), recent=self._recent, why=why)
+        slot = Slot.exact(site, t, storage.hold(), recent=self.recent, why=why)
         store.remember(storage, Geometry.of(t), slot)
         return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
 

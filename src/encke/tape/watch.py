@@ -12,6 +12,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils.hooks import RemovableHandle
 
 
 class Watch(TorchFunctionMode):
@@ -61,7 +62,7 @@ class Whereabouts:
     def __init__(self, model: nn.Module | None) -> None:
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
-        self._hooks: list[Any] = []
+        self._hooks: list[tuple[Any, Any]] = []
         self._model = model
         if model is not None:
             self.learn(model)
@@ -81,21 +82,40 @@ class Whereabouts:
         return self._stack[-1] if self._stack else ""
 
     def start(self) -> None:
-        def enter(module: nn.Module, _args: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self._stack.append(self._name(module))
-
-        def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
-            if self._stack and not torch.compiler.is_compiling():
-                self._stack.pop()
-
+        if self._hooks:
+            for handle, hook in self._hooks:
+                _put_back(handle, hook)
+            return
+        enter, leave = self._enter, self._leave
         self._hooks = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
+            (register_module_forward_pre_hook(enter), enter),
+            (register_module_forward_hook(leave, always_call=True), leave),
         ]
 
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._stack.append(self._name(module))
+
+    def _leave(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+        if self._stack and not torch.compiler.is_compiling():
+            self._stack.pop()
+
     def stop(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        for handle, _ in self._hooks:
+            handle.remove()
         self._stack.clear()
+
+
+def _put_back(handle: RemovableHandle, hook: Any) -> None:
+    """Register a hook that was removed under the number that it had.
+
+    torch.compile looks at these numbers: a part of the model that is compiled would be
+    compiled again in every step.
+    """
+    hooks = handle.hooks_dict_ref()
+    if hooks is not None:
+        hooks[handle.id] = hook
+    for reference in handle.extra_dict_ref:
+        extra = reference()
+        if extra is not None:
+            extra[handle.id] = True

@@ -1,0 +1,190 @@
+"""Compiled graphs at run time: what each keeps for a tape, step by step.
+
+A `CompiledGraph` belongs to one pair of forward and backward graphs. The operators in them
+know it by its number. In place of each tensor that the forward graph would keep stands a
+handle: a tensor of one byte. What is kept hangs on the handle's storage, so it lives exactly
+as long as autograd, or the compiled backward, holds the handle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, fx
+
+from encke.errors import UnsupportedError
+from encke.tape.kept import Integers, Recent, Slot, Source, Whole
+from encke.tape.ledger import Held, PlainHeld
+from encke.tape.protocol import KEEP, Sight, Site
+from encke.tape.records import Record
+
+if TYPE_CHECKING:
+    from encke.tape.tape import Tape
+
+_numbers = itertools.count(1)
+_graphs: dict[int, CompiledGraph] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A tensor that a compiled forward graph keeps.
+
+    added  whether it is kept only because of the tape: the outcome of a comparison
+    """
+
+    site: Site
+    order: int
+    added: bool = False
+
+
+class CompiledGraph:
+    """A forward and a backward graph whose kept tensors go through a tape.
+
+    places      what is kept, in order
+    backward    the backward graph, as the partitioner made it, for probes
+    parameters  which results of the backward graph are gradients of which parameters
+    beside      bytes that the graph keeps as they are
+    plain       bytes that it would keep without a tape
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.number = next(_numbers)
+        self.places: list[Place] = []
+        self.backward: fx.GraphModule | None = None
+        self.parameters: dict[int, str] = {}
+        self.beside = self.plain = 0
+        #: When each place was last probed, by its index: a count of probes.
+        self.probed: dict[int, int] = {}
+        self._tape = weakref.ref(tape, lambda _: self.forget())
+        self._kept = 0
+        _graphs[self.number] = self
+
+    @property
+    def tape(self) -> Tape | None:
+        """The tape, if it is attached still and not paused."""
+        tape = self._tape()
+        return tape if tape is not None and tape.is_active else None
+
+    def begin(self) -> None:
+        """The forward graph starts."""
+        self._kept = 0
+        tape = self.tape
+        if tape is not None:
+            tape.begin_graph(self.number)
+
+    def keep(self, index: int, t: Tensor) -> Kept:
+        """Keep the tensor of a place."""
+        place, tape = self.places[index], self.tape
+        self._kept += 1
+        if tape is None:
+            return Kept(index, _as_it_is(place.site, t))
+        kept = Kept(index, _keep(tape, place, t))
+        if index == 0:
+            kept.counted.append(Held(tape.ledger, self.beside))
+            kept.counted.append(PlainHeld(tape.ledger, self.plain))
+        if self._kept == len(self.places):
+            tape.end_forward()
+        return kept
+
+    def forget(self) -> None:
+        """Let go of what only probes need: the tape is detached."""
+        self.backward = None
+
+
+class Kept:
+    """What stands behind a handle."""
+
+    __slots__ = ("counted", "index", "source")
+
+    def __init__(self, index: int, source: Source) -> None:
+        self.index, self.source = index, source
+        self.counted: list[Held | PlainHeld] = []
+
+    def value(self) -> Tensor:
+        """The tensor, in memory that nothing else refers to."""
+        value = self.source.get()
+        if isinstance(self.source, Whole) and self.source.slot.kind == "exact":
+            return value.clone()
+        return value
+
+
+def graph(number: int) -> CompiledGraph:
+    """The graph of a number."""
+    found = _graphs.get(number)
+    if found is None:
+        raise UnsupportedError(
+            f"there is no compiled graph {number} in this process: it was compiled in another "
+            "one; call torch.compiler.reset() and run the model again"
+        )
+    return found
+
+
+def handle_for(kept: Kept, like: Tensor) -> Tensor:
+    """A tensor of one byte that stands for what is kept, for as long as it lives."""
+    handle = torch.zeros(1, dtype=torch.uint8, device=like.device)
+    handle.untyped_storage().encke = kept  # type: ignore[attr-defined]
+    return handle
+
+
+def behind(handle: Tensor) -> Kept:
+    """What a handle stands for."""
+    kept = getattr(handle.untyped_storage(), "encke", None)
+    if not isinstance(kept, Kept):
+        raise UnsupportedError(
+            "a tensor that a compiled graph kept for its tape was copied on its way to "
+            "backward, by saved_tensors_hooks or save_on_cpu around the compiled model; leave "
+            "those out, the tape has it packed already"
+        )
+    return kept
+
+
+def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
+    source: Source
+    count = t.numel() * t.element_size()
+    if t.is_floating_point():
+        tape.order = place.order
+        treatment = tape.policy.treat(
+            Sight(site=place.site, tensor=t, step=tape.step, order=place.order)
+        )
+        if treatment.bound is None:
+            whole = _as_it_is(place.site, t, why=treatment.why, tape=tape)
+            source, slot = whole, whole.slot
+        else:
+            slot = tape.pack(place.site, t, treatment)
+            slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
+            if treatment.check:  # the graph takes the tensor's memory back when this returns
+                slot.check = t.clone()
+                slot.checked = Held(tape.ledger, count)
+            source = Whole(slot)
+        how, codec, error, stored = slot.kind, slot.codec, slot.error, slot.nbytes
+        why = treatment.why or slot.why
+    else:
+        integers = Integers(t, tape.ledger)
+        how, codec, error, stored = integers.how, integers.how, 0.0, integers.nbytes
+        why = "a comparison's outcome: one bit each" if place.added else "narrowed"
+        source = integers
+    tape.records.keep(
+        Record(
+            site=place.site,
+            shape=tuple(t.shape),
+            plain=0 if place.added else count,
+            stored=stored,
+            how=how,
+            codec=codec,
+            error=error,
+            why=why,
+        )
+    )
+    return source
+
+
+def _as_it_is(site: Site, t: Tensor, *, why: str = KEEP.why, tape: Tape | None = None) -> Whole:
+    # A copy: the graph takes the tensor's memory back when the operator returns.
+    copy = torch.empty_like(t).copy_(t)
+    held = None if tape is None else Held(tape.ledger, copy.numel() * copy.element_size())
+    recent = Recent() if tape is None else tape.recent
+    return Whole(Slot.exact(site, copy, held, recent=recent, why=why))

@@ -1,0 +1,270 @@
+"""What is used of torch.compile beyond its public interface, all in one place.
+
+Written against torch 2.13: where Inductor takes a partitioner (`custom_partitioner_fn`), the
+min-cut partitioner and the mark by which it keeps a value, the fake tensors that stand for a
+model's parameters while it is traced, what a node's `meta` says about where it comes from,
+and how a compiled artifact is kept out of the caches on disk.
+`tests/tape/test_compile_facts.py` tells when one changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+
+Split = tuple[fx.GraphModule, fx.GraphModule]
+Partition = Callable[..., Split]
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def at_trace_time(function: _Function) -> _Function:
+    """Have Dynamo call `function` for real while it traces, and take the result as constant.
+
+    The public `torch.compiler.assume_constant_result` does the same and imports Dynamo, which
+    takes seconds, whether or not anything is compiled.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def inductor_is_loaded() -> bool:
+    return "torch._inductor.config" in sys.modules
+
+
+def dynamo_is_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def tell_hooks_apart(apart: bool) -> None:
+    """Whether code compiled for a module without hooks may run for one like it with hooks."""
+    from torch._dynamo import config
+
+    config.skip_nnmodule_hook_guards = not apart
+
+
+def install(partition: Partition) -> None:
+    """Let Inductor split joint graphs with `partition`."""
+    from torch._inductor import config
+
+    if getattr(config.custom_partitioner_fn, "partition", None) is partition:
+        return
+    config.custom_partitioner_fn = _inductor_partitioner(
+        partition, config.custom_partitioner_fn
+    )
+
+
+def uninstall(partition: Partition) -> None:
+    """Give Inductor back the partitioner that it had before `install`."""
+    if not inductor_is_loaded():
+        return
+    from torch._inductor import config
+
+    installed = config.custom_partitioner_fn
+    if getattr(installed, "partition", None) is partition:
+        config.custom_partitioner_fn = installed.before  # type: ignore[union-attr]
+
+
+def _inductor_partitioner(partition: Partition, before: Any) -> Any:
+    from torch._inductor.codecache import BypassFxGraphCache
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class InductorPartitioner(CustomPartitionerFn):
+        def __init__(self) -> None:
+            self.partition, self.before = partition, before
+
+        def __call__(
+            self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
+        ) -> Split:
+            return partition(
+                gm, joint_inputs, within=before or min_cut, lays_out=lays_out_anew, **options
+            )
+
+        def uuid(self) -> Any:
+            # What is compiled speaks of a tape of this process: no cache may keep it.
+            raise BypassFxGraphCache("a tape's graphs belong to one process")
+
+    return InductorPartitioner()
+
+
+def min_cut(gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Split:
+    """The partitioner that Inductor uses by default."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(gm, joint_inputs, **options)
+
+
+def lays_out_anew(forward: fx.GraphModule) -> bool:
+    """Whether Inductor will put the images of a forward graph into channels-last layout."""
+    from torch._inductor.graph import GraphLowering
+
+    return bool(GraphLowering.decide_layout_opt(forward, is_inference=False))
+
+
+def split_with_decisions(
+    gm: fx.GraphModule,
+    joint_inputs: Sequence[object],
+    decisions: Sequence[fx.Node],
+    *,
+    within: Partition,
+    num_fwd_outputs: int,
+    **options: Any,
+) -> Split:
+    """Split a joint graph so that forward makes `decisions`, and backward gets them kept.
+
+    The partitioner leaves to backward what only backward needs, whatever marks it bears; so
+    for the time being decisions are results of the forward graph. It is also told that values
+    which backward needs whole may be computed again, as long as that takes no product: an
+    activation's output follows from its input, and only one of them is kept.
+    """
+    from torch._functorch import config
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in decisions:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    end = num_fwd_outputs + len(decisions)
+    _set_results(gm.graph, slice(num_fwd_outputs, num_fwd_outputs), list(decisions))
+    with config.patch(ban_recompute_materialized_backward=False):
+        forward, backward = within(gm, joint_inputs, num_fwd_outputs=end, **options)
+    _set_results(forward.graph, slice(num_fwd_outputs, end), [])
+    forward.recompile()
+    return forward, backward
+
+
+def _set_results(graph: fx.Graph, place: slice, nodes: list[fx.Node]) -> None:
+    """Put `nodes` in the place of some of a graph's results."""
+    output = graph.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    results[place] = nodes
+    output.args = (tuple(results),)
+    described = output.meta.get("desc")
+    if described is not None:
+        new = list(described)
+        new[place] = [None] * len(nodes)
+        output.meta["desc"] = type(described)(new)
+
+
+def parameters_among(joint_inputs: Sequence[Any], model: nn.Module) -> dict[int, str]:
+    """Which inputs of the graph that is being compiled are parameters of `model`."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return {}
+    converter = context.fake_mode.fake_tensor_converter
+    primals = joint_inputs[0]
+    storages = {
+        x.untyped_storage()._cdata: i
+        for i, x in enumerate(primals)
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided
+    }
+    found: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        fake = converter._get_memo(parameter)
+        if fake is not None and fake.layout is torch.strided:
+            index = storages.get(fake.untyped_storage()._cdata)
+            if index is not None:
+                found[index] = name
+    return found
+
+
+def modules_around(node: fx.Node) -> list[int]:
+    """Identities of the modules that a node was traced in, the innermost last."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    found = []
+    for key in stack:
+        number = str(key).partition("@")[0]
+        if number.isdigit():
+            found.append(int(number))
+    return found
+
+
+def traced_from(node: fx.Node) -> str:
+    """The op that was decomposed into `node`: "_log_softmax_backward_data"."""
+    return op_name(node.meta.get("original_aten"))
+
+
+def op_name(target: object) -> str:
+    """The name of an operator without its namespace and overload; "" for anything else.
+
+    >>> op_name(torch.ops.aten.relu.default)
+    'relu'
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket.__name__)
+    return ""
+
+
+def namespace(target: object) -> str:
+    return target.namespace if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def compiled_module(module: nn.Module) -> nn.Module:
+    """The module inside what `torch.compile(module)` returned; any other is itself."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    while frames is not None and isinstance(module, frames.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def expected(size: Any) -> int:
+    """A size as a number: as it was while tracing, where it may change."""
+    if isinstance(size, int):
+        return size
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return optimization_hint(size, fallback=0)
+
+
+def _symbols(graph: fx.Graph) -> dict[Any, fx.Node]:
+    """The symbols of sizes that a graph is given, and where."""
+    found: dict[Any, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+            found[value.node.expr] = node
+    return found
+
+
+def has_symbols(sizes: Sequence[Any], graph: fx.Graph) -> bool:
+    """Whether `sizes` can be computed from what `graph` is given."""
+    unknown = [size for size in sizes if not isinstance(size, int)]
+    known = _symbols(graph) if unknown else {}
+    return all(symbol in known for size in unknown for symbol in size.node.expr.free_symbols)
+
+
+def size_nodes(sizes: Sequence[Any], graph: fx.Graph) -> list[int | fx.Node]:
+    """Sizes as numbers, or as nodes computed from the symbols that `graph` is given.
+
+    New nodes go where `graph` is set to insert.
+    """
+    if all(isinstance(size, int) for size in sizes):
+        return list(sizes)
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    known = {symbol: fx.Proxy(node) for symbol, node in _symbols(graph).items()}
+    found: list[int | fx.Node] = []
+    for size in sizes:
+        if isinstance(size, int):
+            found.append(size)
+            continue
+        result = sympy_interp(PythonReferenceAnalysis, known, size.node.expr)
+        if not isinstance(result, fx.Proxy):
+            found.append(int(result))
+            continue
+        _note_values(result.node)
+        found.append(result.node)
+    return found
+
+
+def _note_values(node: fx.Node) -> None:
+    """Give a node made of sizes, and those before it, the value that they stand for."""
+    if "val" not in node.meta:
+        for before in node.all_input_nodes:
+            _note_values(before)
+        values = fx.node.map_arg(node.args, lambda n: n.meta["val"])
+        node.meta["val"] = node.target(*values)  # type: ignore[operator]

@@ -1,0 +1,256 @@
+"""Splitting a joint graph so that what forward keeps for backward goes through a tape.
+
+torch.compile traces forward and backward into one graph and has a partitioner split it: which
+values are kept, which are computed again. `Partitioner` lets that happen, and then replaces
+each value that is kept by a handle (`tape.compiled.operators`). A value is packed right after
+it was made and unpacked right before its first use, so at no time are there more decoded
+tensors than the ops at hand need. Graphs without parameters of an attached model stay as they
+are.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from encke.codec.contract import BOOLS, FLOATS, INTEGERS
+from encke.tape.compiled import internals, roles
+from encke.tape.compiled.graphs import CompiledGraph, Place
+from encke.tape.compiled.internals import Partition, Split
+from encke.tape.compiled.operators import tape_begin, tape_give, tape_keep, tape_observe
+from encke.tape.protocol import Site
+from encke.tape.tape import SMALL, Tape
+
+#: The tapes whose models may be compiled.
+attached: weakref.WeakSet[Tape] = weakref.WeakSet()
+
+
+def partition(
+    gm: fx.GraphModule,
+    joint_inputs: Sequence[Any],
+    *,
+    within: Partition = internals.min_cut,
+    lays_out: Callable[[fx.GraphModule], bool] | None = None,
+    num_fwd_outputs: int,
+    **options: Any,
+) -> Split:
+    """Split a joint graph with `within`, and send what is kept through the model's tape.
+
+    For backends other than Inductor, which build on AOTAutograd: their `partition_fn`.
+
+    lays_out  whether the compiler is going to lay images out anew, with channels last
+    """
+    tape, parameters = _tape_of(joint_inputs)
+    if tape is None:
+        return within(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    plain, _ = within(
+        fx.GraphModule(gm, copy.deepcopy(gm.graph)),
+        joint_inputs,
+        num_fwd_outputs=num_fwd_outputs,
+        **options,
+    )
+    roles.spell_out_thresholds(gm.graph)
+    decisions = roles.decisions(gm.graph)
+    added = {node.name for node in decisions}
+    forward, backward = internals.split_with_decisions(
+        gm,
+        joint_inputs,
+        decisions,
+        within=within,
+        num_fwd_outputs=num_fwd_outputs,
+        **options,
+    )
+    rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added)
+    rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
+    if lays_out is not None and lays_out(forward):
+        _give_with_channels_last(backward)
+    return forward, backward
+
+
+def _tape_of(joint_inputs: Sequence[Any]) -> tuple[Tape | None, dict[int, str]]:
+    """The tape whose model has the most parameters in the graph, and which those are."""
+    best: tuple[Tape | None, dict[int, str]] = None, {}
+    for tape in attached:
+        if tape.model is None or not tape.is_active:
+            continue
+        found = internals.parameters_among(joint_inputs, tape.model)
+        if len(found) > len(best[1]):
+            best = tape, found
+    return best
+
+
+class _Rewrite:
+    """One forward and one backward graph, and what is done to them."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        outputs: int,
+        added: set[str],
+    ) -> None:
+        self._tape, self._added = tape, added
+        self._forward, self._backward = forward, backward
+        self._outputs = outputs
+        assert tape.model is not None
+        self._names = {id(m): name for name, m in tape.model.named_modules()}
+        self._graph = CompiledGraph(tape)
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def run(self, parameters: dict[int, str], *, plain: int) -> None:
+        output = self._forward.graph.output_node()
+        results = list(output.args[0])  # type: ignore[arg-type]
+        inward = {n.name: n for n in self._backward.graph.find_nodes(op="placeholder")}
+        public = set(results[: self._outputs])
+        chosen: dict[fx.Node, fx.Node] = {}
+        for saved in dict.fromkeys(results[self._outputs :]):
+            mine = inward.get(getattr(saved, "name", ""))
+            if mine is None or saved.op == "placeholder":
+                continue
+            if saved not in public and self._may_keep(saved, mine):
+                chosen[saved] = mine
+            else:
+                self._graph.beside += _bytes(saved)
+        if not chosen:
+            return
+        handles = self._keep(list(chosen))
+        output.args = (
+            tuple(
+                handles.get(n, n) if i >= self._outputs else n for i, n in enumerate(results)
+            ),
+        )
+        self._give({chosen[saved]: handles[saved] for saved in chosen})
+        self._forward.recompile()
+        self._backward.recompile()
+        self._graph.plain = plain
+        self._remember(parameters)
+
+    def _may_keep(self, saved: fx.Node, in_backward: fx.Node) -> bool:
+        value = roles.tensor_of(saved)
+        if value is None or type(value.layout) is not torch.layout or not _is_dense(value):
+            return False
+        if saved.op != "call_function" or _bytes(saved) < SMALL:
+            return False
+        if not internals.has_symbols([*value.shape, *value.stride()], in_backward.graph):
+            return False
+        if value.dtype in BOOLS | INTEGERS:
+            return True
+        return value.dtype in FLOATS and not roles.must_be_exact(saved, in_backward)
+
+    # -- forward -------------------------------------------------------------------------
+
+    def _keep(self, chosen: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+        graph, number = self._forward.graph, self._graph.number
+        first = next(n for n in graph.nodes if n.op != "placeholder")
+        value = roles.tensor_of(chosen[0])
+        assert value is not None
+        with graph.inserting_before(first):
+            token = _call(graph, tape_begin, (number,), device=value.device)
+        handles: dict[fx.Node, fx.Node] = {}
+        for index, saved in enumerate(chosen):
+            self._graph.places.append(
+                Place(site=self._site(saved), order=index, added=saved.name in self._added)
+            )
+            with graph.inserting_before(saved.next):
+                handles[saved] = _call(graph, tape_keep, (saved, token, number, index))
+        return handles
+
+    def _site(self, node: fx.Node) -> Site:
+        """Where in the model a value is made."""
+        known = [self._names[i] for i in internals.modules_around(node) if i in self._names]
+        module = known[-1] if known else ""
+        op = internals.traced_from(node) or internals.op_name(node.target) or node.name
+        index = self._counts.get((module, op), 0)
+        self._counts[module, op] = index + 1
+        return Site(module, op, "output", index)
+
+    # -- backward ------------------------------------------------------------------------
+
+    def _give(self, handles: dict[fx.Node, fx.Node]) -> None:
+        graph = self._backward.graph
+        first_use = {n: _first_use(n) for n in handles}
+        renamed: dict[fx.Node, fx.Node] = {}
+        for tensor, handle in handles.items():
+            with graph.inserting_before(tensor):
+                renamed[tensor] = graph.placeholder(handle.name)
+            renamed[tensor].meta = {"val": handle.meta["val"], "encke_handle": True}
+        inputs = [n for n in graph.find_nodes(op="placeholder") if n not in handles]
+        tensors = [n for n in inputs if roles.tensor_of(n) is not None]
+        sizes = [n for n in inputs if isinstance(n.meta.get("val"), torch.SymInt)]
+        with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+            token = _call(graph, tape_observe, (tensors, sizes, self._graph.number))
+        for tensor, placeholder in renamed.items():
+            value = tensor.meta["val"]
+            with graph.inserting_before(first_use[tensor]):
+                size = internals.size_nodes(value.shape, graph)
+                stride = internals.size_nodes(value.stride(), graph)
+                given = _call(graph, tape_give, (placeholder, token, size, stride, value.dtype))
+            tensor.replace_all_uses_with(given)
+            graph.erase_node(tensor)
+
+    def _remember(self, parameters: dict[int, str]) -> None:
+        """Keep the backward graph for probes, before the backend rewrites it."""
+        program = fx.GraphModule(self._backward, copy.deepcopy(self._backward.graph))
+        results: Sequence[Any] = program.graph.output_node().args[0]  # type: ignore[assignment]
+        given = {i: name for i, name in parameters.items() if results[i] is not None}
+        matrices = {i: name for i, name in given.items() if results[i].meta["val"].ndim > 1}
+        self._graph.backward = program
+        self._graph.parameters = matrices or given
+        self._tape.graphs.append(self._graph)
+
+
+def _give_with_channels_last(backward: fx.GraphModule) -> None:
+    """Give images as the compiled forward will have kept them, not as they were traced.
+
+    Only speed is at stake: an operator gives what it was told to, and copies if it must.
+    """
+    for node in backward.graph.find_nodes(op="call_function", target=tape_give):
+        value = node.meta["val"]
+        if value.ndim != 4 or not value.is_contiguous():
+            continue
+        value = value.contiguous(memory_format=torch.channels_last)
+        if all(isinstance(stride, int) for stride in value.stride()):
+            node.update_arg(3, list(value.stride()))
+            node.meta["val"] = value
+    backward.recompile()
+
+
+def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...], **options: Any) -> fx.Node:
+    """A call of one of the tape's operators, with what its result looks like."""
+    node = graph.call_function(op, args, options)
+    values = fx.node.map_arg(args, lambda n: n.meta["val"])
+    node.meta["val"] = op(*values, **options)
+    return node
+
+
+def _first_use(node: fx.Node) -> fx.Node:
+    """The first op, in the graph's order, that takes `node`."""
+    users = set(node.users)
+    first: fx.Node = next(n for n in node.graph.nodes if n in users)
+    return first
+
+
+def _bytes(node: fx.Node) -> int:
+    value = roles.tensor_of(node)
+    return 0 if value is None else roles.count_of(node) * value.element_size()
+
+
+def _saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
+    """Bytes that a forward graph keeps for backward beside its inputs and results."""
+    results: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
+    saved = {n for n in results[outputs:] if isinstance(n, fx.Node) and n.op != "placeholder"}
+    return sum(_bytes(node) for node in saved - set(results[:outputs]))
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Whether a traced tensor's elements lie without gaps, as far as can be told."""
+    try:
+        return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
+    except RuntimeError:  # its strides are symbols that nothing is known of
+        return False

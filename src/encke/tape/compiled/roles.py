@@ -1,0 +1,200 @@
+"""Which of the values that a compiled forward graph keeps may carry an error.
+
+After tracing there are no layers any more, only small ops, and the partitioner decides which
+of their results are kept and which are computed again in backward. So what may be lossy is
+read off the graph:
+
+- A comparison decides which way a gradient goes (ReLU's mask). It is never made again from
+  values with an error: forward makes it and keeps its outcome, which takes one bit.
+- Statistics (means, variances, row sums of attention) are small and enter everything.
+- A value that an op with exact needs reads, or an op that is not known, stays as it is.
+
+Everything else are activations, of which backward needs the values.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, fx
+
+from encke.tape.compiled.internals import (
+    expected,
+    namespace,
+    op_name,
+    traced_from,
+)
+
+#: Results in steps: an error near an edge would change them by a whole step.
+STEPPED = frozenset(
+    ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "heaviside")
+)
+#: Ops whose backward compares, or needs every bit: see `tape.rules`.
+EXACT_CONSUMERS = frozenset(
+    (
+        "_log_softmax_backward_data",
+        "_prelu_kernel_backward",
+        "hardshrink_backward",
+        "hardsigmoid_backward",
+        "hardswish_backward",
+        "hardtanh_backward",
+        "leaky_relu_backward",
+        "rrelu_with_noise_backward",
+        "softshrink_backward",
+        "threshold_backward",
+    )
+)
+_REDUCTIONS = frozenset(
+    ("var_mean", "var", "std_mean", "std", "mean", "sum", "norm", "logsumexp", "amax", "amin")
+)
+_SPLITS = frozenset(("split", "split_with_sizes", "unbind", "chunk", "tensor_split"))
+_SMALLER = 4  # a statistic has at most this fraction of the values it was made of
+_NAMESPACES = frozenset(("aten", "prims"))
+
+
+def tensor_of(node: fx.Node) -> Tensor | None:
+    """The fake tensor that stands for a node's result."""
+    value = node.meta.get("val")
+    return value if isinstance(value, Tensor) else None
+
+
+def spell_out_thresholds(graph: fx.Graph) -> None:
+    """Write ReLU's backward as a comparison and a choice, where it is still one op."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or op_name(node.target) != "threshold_backward":
+            continue
+        gradient, result, threshold = node.args
+        with graph.inserting_before(node):
+            below = graph.call_function(torch.ops.aten.le.Scalar, (result, threshold))
+            zero = graph.call_function(
+                torch.ops.aten.scalar_tensor.default,
+                (0.0,),
+                {"dtype": node.meta["val"].dtype, "device": node.meta["val"].device},
+            )
+            chosen = graph.call_function(torch.ops.aten.where.self, (below, zero, gradient))
+        for new in (below, zero, chosen):
+            values = fx.node.map_arg(new.args, lambda n: n.meta["val"])
+            new.meta = {**node.meta, "val": new.target(*values, **new.kwargs)}  # type: ignore[operator]
+        node.replace_all_uses_with(chosen)
+        graph.erase_node(node)
+
+
+def decisions(graph: fx.Graph) -> list[fx.Node]:
+    """What must not be made again in backward from values with an error."""
+    from_values = _reached(n for n in graph.nodes if _is_float_input(n))
+    from_gradients = _reached(n for n in graph.nodes if _is_tangent(n))
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op != "call_function" or node in from_gradients or node not in from_values:
+            continue
+        result = tensor_of(node)
+        if result is None:
+            continue
+        reads_values = any(
+            (t := tensor_of(n)) is not None and t.is_floating_point()
+            for n in node.all_input_nodes
+        )
+        if reads_values and (not result.is_floating_point() or op_name(node.target) in STEPPED):
+            found.append(node)
+    return found
+
+
+def _is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def _is_float_input(node: fx.Node) -> bool:
+    value = tensor_of(node)
+    return (
+        node.op == "placeholder"
+        and not _is_tangent(node)
+        and value is not None
+        and value.is_floating_point()
+    )
+
+
+def _reached(start: Iterable[fx.Node]) -> set[fx.Node]:
+    """Nodes that depend on any of `start`, those themselves included."""
+    found: set[fx.Node] = set()
+    stack = list(start)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.users)
+    return found
+
+
+def must_be_exact(saved: fx.Node, in_backward: fx.Node) -> str:
+    """Why a kept value may not carry an error; "" if it may.
+
+    saved        the node of the forward graph that makes it
+    in_backward  what stands for it in the backward graph
+    """
+    if op_name(saved.target) in STEPPED:
+        return "has steps"
+    if is_statistic(saved):
+        return "a statistic"
+    gradients = _reached(n for n in in_backward.graph.nodes if _is_tangent(n))
+    seen: set[fx.Node] = set()
+    stack = list(in_backward.users)
+    while stack:
+        user = stack.pop()
+        if user in seen or user.op == "output":
+            continue
+        seen.add(user)
+        name = op_name(user.target)
+        if {name, traced_from(user)} & EXACT_CONSUMERS:
+            return f"{traced_from(user) or name} needs every bit"
+        if name and namespace(user.target) not in _NAMESPACES:
+            return f"no rule for {user.target}"
+        if user not in gradients:  # computed again from it
+            stack.extend(user.users)
+    return ""
+
+
+def is_statistic(node: fx.Node) -> bool:
+    """Whether a value is a reduction of something larger, or computed from such alone."""
+    count = count_of(node)
+    reduced = False
+    seen: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        here = stack.pop()
+        if here in seen or here.op != "call_function":
+            continue
+        seen.add(here)
+        maker, further = _maker(here)
+        inputs = [n for n in maker.all_input_nodes if tensor_of(n) is not None]
+        if further and op_name(maker.target) not in _SPLITS:
+            reduced = True  # a norm's mean, attention's row sums
+            continue
+        small = all(count_of(n) >= _SMALLER * count for n in inputs)
+        if op_name(maker.target) in _REDUCTIONS and small:
+            reduced = True
+            continue
+        as_large = [n for n in inputs if count_of(n) >= count]
+        if not as_large:
+            return False
+        stack.extend(as_large)
+    return reduced
+
+
+def _maker(node: fx.Node) -> tuple[fx.Node, bool]:
+    """The op that made a node, and whether it is another than that op's first result."""
+    further = False
+    while node.target is operator.getitem:
+        of, index = node.args
+        assert isinstance(of, fx.Node)
+        node = of
+        if index != 0:
+            further = True
+    return node, further
+
+
+def count_of(node: fx.Node) -> int:
+    """How many values a node's result has, as far as known when it is traced."""
+    value = tensor_of(node)
+    return 0 if value is None else expected(value.numel())
