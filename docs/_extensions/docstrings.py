@@ -26,7 +26,7 @@ def to_rst(lines: Sequence[str]) -> list[str]:
     for blank, group in groupby(lines, key=lambda line: not line.strip()):
         if not blank:
             result += [*_paragraph(list(group)), ""]
-    return result[: -1 if len(result) == 2 else None]
+    return result
 
 
 def _paragraph(lines: list[str]) -> list[str]:

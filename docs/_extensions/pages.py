@@ -12,32 +12,14 @@ appear where `:others:` is given, so that a new page is found without a change h
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from page_patterns import named, patterns
 from sphinx.directives.other import TocTree
-
-_DIRECTIVE = re.compile(r"^```\{pages\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def patterns(index: str) -> list[str]:
-    """What the directives of an index name, in order.
-
-    >>> patterns("```{pages}\\n:caption: How to\\n\\nhow-to-*\\ntape\\n```\\n")
-    ['how-to-*', 'tape']
-    """
-    lines = [line.strip() for body in _DIRECTIVE.findall(index) for line in body.splitlines()]
-    return [line for line in lines if line and not line.startswith(":")]
-
-
-def matching(pattern: str, pages: Iterable[str]) -> list[str]:
-    """The pages that a pattern names, in order of their names; none is allowed."""
-    return sorted(page for page in pages if fnmatchcase(page, pattern))
 
 
 class Pages(TocTree):
@@ -47,16 +29,13 @@ class Pages(TocTree):
 
     def run(self) -> list[nodes.Node]:
         here, existing = self.env.docname, set(self.env.found_docs)
-        found = [page for line in self.content for page in matching(line, existing)]
+        found = named(self.content, existing)
         if "others" in self.options:
-            index = self.env.doc2path(here)
-            with open(index, encoding="utf-8") as file:
-                named = [p for line in patterns(file.read()) for p in matching(line, existing)]
-            found += sorted(existing - set(named) - {here})
+            index = Path(self.env.doc2path(here)).read_text(encoding="utf-8")
+            found += sorted(existing - set(named(patterns(index), existing)) - {here})
         if not found:
             return []
-        unique = list(dict.fromkeys(found))
-        self.content = StringList(unique, items=[(here, self.lineno)] * len(unique))
+        self.content = StringList(found, items=[(here, self.lineno)] * len(found))
         return super().run()
 
 

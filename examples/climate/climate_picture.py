@@ -29,7 +29,7 @@ def draw(
     maps += [
         (f"error: {way}", guess[-1] - truth[-1], 1.0)
         for way, guess in guesses.items()
-        if way not in ("interpolation", "delta method")
+        if way not in ("interpolation", "regression")
     ]
     for number, (title, field, limit) in enumerate(maps):
         axes = drawn.add_subplot(grid[number // 2, number % 2])

@@ -1,13 +1,13 @@
 """Downscaling: from the means of 4×4 points back to the points.
 
 What one tries first is to interpolate; next, to add the detail that the place has on average
-(the delta method); then, to let a regression at every point say how its detail follows from the
-coarse points around. A network only has to learn what is left.
+(the delta method). From there a regression at every point can say how its detail follows from
+the coarse points around, which is as far as linear methods go, or a network can.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ class Downscaling:
     coarse        the same of the coarse fields
     detail        mean of what interpolation misses
     coefficients  (rows, columns, REACH²): detail by anomaly of the coarse points around
-    spread        deviation from year to year of what `regression` misses
+    spread        deviation from year to year of what `delta` misses
     """
 
     climatology: Tensor
@@ -74,16 +74,13 @@ class Downscaling:
         x = around.flatten(1, 2).transpose(0, 1)  # (cells, years, REACH²)
         normal = x.mT @ x + RIDGE * torch.eye(REACH**2, dtype=torch.float64)
         solved = torch.linalg.solve(normal, x.mT @ by_cell.mT).mT
-        coefficients = _from_cells(solved, fields.shape[1:]).float()
-        place = cls(
+        return cls(
             climatology=fields.mean(0),
             coarse=coarse.mean(0),
             detail=detail,
-            coefficients=coefficients,
-            spread=torch.ones_like(detail),
+            coefficients=_from_cells(solved, fields.shape[1:]).float(),
+            spread=missed.std(0, correction=0),
         )
-        left = fields - place.regression(coarse)
-        return replace(place, spread=left.std(0, correction=0))
 
     def delta(self, coarse: Tensor) -> Tensor:
         """Interpolated, with the place's mean detail added."""
@@ -97,25 +94,23 @@ class Downscaling:
         return self.delta(coarse) + (around * self.coefficients).sum(-1)
 
     def unit(self) -> float:
-        """Root mean square of what `regression` misses: the network's output is in this."""
+        """Root mean square of what `delta` misses: the network's output is in this unit."""
         return float(self.spread.square().mean().sqrt().clamp_min(1e-6))
 
     def inputs(self, coarse: Tensor) -> Tensor:
-        """(n, 5, rows, columns): how unusual the year is, twice, and the place, three times."""
-        unusual = [self.delta(coarse), self.regression(coarse)]
+        """(n, 4, rows, columns): how unusual the year is, and three fields about the place."""
+        unusual = self.delta(coarse) - self.climatology
         place = [self.climatology - self.climatology.mean(), self.detail, self.spread]
         scaled = [field / field.square().mean().sqrt().clamp_min(1e-6) for field in place]
-        channels = [guess - self.climatology for guess in unusual]
-        channels += [field.expand_as(channels[0]) for field in scaled]
-        return torch.stack(channels, dim=1)
+        return torch.stack([unusual, *(field.expand_as(unusual) for field in scaled)], dim=1)
 
     def target(self, fields: Tensor) -> Tensor:
         """What the network shall make of `inputs(coarsen(fields))`: (n, 1, rows, columns)."""
-        return ((fields - self.regression(coarsen(fields))) / self.unit())[:, None]
+        return ((fields - self.delta(coarsen(fields))) / self.unit())[:, None]
 
     def fields(self, output: Tensor, coarse: Tensor) -> Tensor:
         """What the network's output means, in kelvin."""
-        return self.regression(coarse) + self.unit() * output[:, 0]
+        return self.delta(coarse) + self.unit() * output[:, 0]
 
 
 def _by_cell(fields: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def train(
     pair = Pair.of(
         lambda: Globe(
             zoo.build(
-                "unet", seed=seed, channels=5, outputs=OUTPUTS, width=options.width, depth=3
+                "unet", seed=seed, channels=4, outputs=OUTPUTS, width=options.width, depth=3
             ),
             outputs=OUTPUTS,
             shape=(rows, columns),
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(
-        __doc__, epochs=5, batch=6, width=8, rate=1e-2, results="climate.csv"
+        __doc__, epochs=4, batch=6, width=8, rate=1e-2, results="climate.csv"
     )
     return command.carry_out(parser.parse_args(arguments), run, tables)
 

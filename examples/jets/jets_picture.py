@@ -1,6 +1,6 @@
 """Background rejection against signal efficiency, from benchmarks/results/jets_roc.csv.
 
-python examples/jets/jets_picture.py docs/jets.svg
+python examples/jets/jets_picture.py docs/pictures/jets.svg
 """
 
 from __future__ import annotations

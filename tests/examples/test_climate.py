@@ -123,7 +123,7 @@ def test_fields_come_back_from_the_target_of_the_network() -> None:
     place = Downscaling.learn(seen)
     restored = place.fields(place.target(seen), coarsen(seen))
     assert torch.allclose(restored, seen, atol=1e-3)
-    assert place.inputs(coarsen(seen)).shape == (6, 5, 8, 16)
+    assert place.inputs(coarsen(seen)).shape == (6, 4, 8, 16)
     assert float(place.target(seen).square().mean()) == pytest.approx(1, rel=1e-3)
 
 
