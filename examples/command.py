@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from measured import Row
+from measured import RESULTS, Row
 
 from encke.cli.output import print_json, print_table
 from encke.errors import EnckeError
-
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def parser(

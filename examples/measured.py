@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 class Row(NamedTuple):
@@ -69,10 +71,20 @@ def _cell(values: list[float], form: str) -> str:
     if not values:
         return ""
     mean = form.format(statistics.fmean(values))
-    return f"{mean} ± {form.format(statistics.stdev(values))}" if len(values) > 1 else mean
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {form.replace('+', '').format(statistics.stdev(values))}"
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table as it stands in a page of the documentation."""
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + "---|" * len(lines[0]), *body]) + "\n"
+
+
+def print_pages(
+    path: Path, tables: Callable[[Sequence[Row]], dict[str, list[list[str]]]]
+) -> None:
+    """The tables of a file as they stand in the documentation, each below its title."""
+    for title, lines in tables(read(path)).items():
+        print(f"{title}:\n\n{markdown(lines)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import measured
-from measured import Column, Row
+from measured import RESULTS, Column, Row
 
 BASELINES = ("interpolation", "delta method", "regression")
 NETWORKS = ("U-Net, plain", "U-Net, Encke")
@@ -70,11 +70,5 @@ def tables(rows: Sequence[Row]) -> dict[str, list[list[str]]]:
     }
 
 
-def main() -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results" / "climate.csv"
-    for title, lines in tables(measured.read(results)).items():
-        print(f"{title}:\n\n{measured.markdown(lines)}")
-
-
 if __name__ == "__main__":
-    main()
+    measured.print_pages(RESULTS / "climate.csv", tables)

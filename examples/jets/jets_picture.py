@@ -15,6 +15,7 @@ from jets_tables import BASELINE, NETWORKS
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import picture
+from measured import RESULTS
 
 LOOKS = {
     BASELINE: (picture.ORANGE, ":"),
@@ -50,5 +51,4 @@ def draw(curves: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
-    draw(results / "jets_roc.csv", Path(sys.argv[1]))
+    draw(RESULTS / "jets_roc.csv", Path(sys.argv[1]))

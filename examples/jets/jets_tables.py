@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import measured
-from measured import Column, Row
+from measured import RESULTS, Column, Row
 
 BASELINE = "mass alone"
 NETWORKS = ("network, plain", "network, Encke")
@@ -65,11 +65,5 @@ def tables(rows: Sequence[Row]) -> dict[str, list[list[str]]]:
     }
 
 
-def main() -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results" / "jets.csv"
-    for title, lines in tables(measured.read(results)).items():
-        print(f"{title}:\n\n{measured.markdown(lines)}")
-
-
 if __name__ == "__main__":
-    main()
+    measured.print_pages(RESULTS / "jets.csv", tables)

@@ -61,4 +61,6 @@ def test_a_table_has_mean_and_deviation_over_seeds() -> None:
     rows = [Row("a", 0, "m", 1.0), Row("a", 1, "m", 3.0), Row("b", None, "m", 5.0)]
     lines = measured.table(rows, ["a", "b", "c"], [Column("m", "M", "{:.1f}")])
     assert lines == [["", "M"], ["a", "2.0 ± 1.4"], ["b", "5.0"], ["c", ""]]
+    signed = measured.table(rows, ["a"], [Column("m", "M", "{:+.1f}")])
+    assert signed[1] == ["a", "+2.0 ± 1.4"], "a deviation has no sign"
     assert measured.markdown(lines).startswith("|  | M |\n|---|---|\n| a | 2.0 ± 1.4 |\n")
