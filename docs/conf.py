@@ -19,6 +19,7 @@ except metadata.PackageNotFoundError:  # a source tree on the path
 extensions = ["sphinx.ext.autodoc", "myst_parser", "commands", "docstrings", "pages"]
 myst_heading_anchors = 3
 exclude_patterns = ["_extensions"]
+smartquotes = False  # what is quoted is often code
 
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
