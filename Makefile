@@ -17,7 +17,7 @@ SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -na
 CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
                  2>/dev/null)
 
-.PHONY: help setup demo test quick browser-test lint bench gpu-check exhaustive fuzz dev clean
+.PHONY: help setup demo test quick browser-test lint docs bench gpu-check exhaustive fuzz dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ lint: setup ## ruff, mypy, clang-format
 	$(BIN)/mypy
 	$(if $(CXX_SOURCES),$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES))
 
+docs: $(VENV)/.encke-docs-installed ## the documentation as pages in site/; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs site
+	@echo "open site/index.html"
+
 bench: $(VENV)/.encke-bench-installed ## measure the codecs; writes benchmarks/results/codecs.csv
 	$(BIN)/python benchmarks/codecs.py
 
@@ -75,8 +79,8 @@ dev: $(BIN)/python ## build the native module into src/, for work with PYTHONPAT
 	cp build/dev/_native*.so src/encke/ops/native/
 
 clean: ## remove what was built; the virtual environment stays
-	rm -rf build dist _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis results/demo
-	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed
+	rm -rf build dist site _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis results/demo
+	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed $(VENV)/.encke-docs-installed
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -92,4 +96,8 @@ $(VENV)/.encke-installed: $(VENV)/.torch-installed $(SOURCES)
 
 $(VENV)/.encke-bench-installed: $(VENV)/.encke-installed
 	$(PIP) '.[bench]'
+	@touch $@
+
+$(VENV)/.encke-docs-installed: $(VENV)/.encke-installed
+	$(PIP) '.[docs]'
 	@touch $@

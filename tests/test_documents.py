@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from encke.cli import main
 from encke.codec import names
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+# Pages whose examples are run in order, as a reader would; integrations.md has its own test.
+RUN = ["index.md", "tape.md", "telemetry.md", *sorted(p.name for p in DOCS.glob("how-to-*.md"))]
 README = (ROOT / "README.md").read_text()
 
 
@@ -47,12 +51,50 @@ def test_the_examples_of_the_readme_run(
         assert main(command[1:]) == 0, capsys.readouterr()
 
 
-def test_the_examples_of_the_tape_run() -> None:
+def run_examples(page: Path) -> int:
+    """Runs every Python block of a page in one namespace; how many there are."""
+    programs = blocks(page.read_text(encoding="utf-8"), "python")
     namespace: dict[str, object] = {}
-    programs = blocks((ROOT / "docs" / "tape.md").read_text(), "python")
-    assert len(programs) >= 3
     for number, program in enumerate(programs, start=1):
-        exec(compile(program, f"tape.md, example {number}", "exec"), namespace)
+        exec(compile(program, f"{page.name}, example {number}", "exec"), namespace)
+    return len(programs)
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_examples_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    count = run_examples(DOCS / page)
+    if page in ("tape.md", "how-to-policy.md", "how-to-budget.md"):
+        assert count >= 3
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_examples(DOCS / "tutorial.md") >= 9
+    assert "times smaller" in capsys.readouterr().out
+    shown = commands_of((DOCS / "tutorial.md").read_text(encoding="utf-8"))
+    assert shown == [
+        command for command in commands_of(README) if command in shown
+    ]  # run there
+
+
+def test_the_index_has_a_place_for_every_page() -> None:
+    sys.path.insert(0, str(DOCS / "_extensions"))
+    try:
+        from page_patterns import named, patterns
+    finally:
+        sys.path.pop(0)
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = [str(p.relative_to(DOCS).with_suffix("")) for p in DOCS.rglob("*.md")]
+    found = named(patterns(index), pages)
+    assert {"tutorial", "theory", "tape", "format", "climate", "jets"} <= set(found)
+    # What no pattern names is listed under the last heading.
+    assert ":others:" in index
 
 
 def test_the_readme_names_every_codec_and_every_bound() -> None:

@@ -33,6 +33,14 @@ def compress(
     For every finite value |decoded - x| stays within the bound, checked in float64;
     NaN and infinities come back bit for bit.
 
+    codec         by name; "auto" picks one for this tensor, and the result's `why` says how
+    prefer        what "auto" looks for: "ratio" or "speed"
+    dither        subtractive dither: an error that is uniform, unbiased and independent of
+                  the value, still within the bound
+    seed          of the dither
+    keep_nonzero  a value that is not zero never decodes to zero: a mask of them survives
+    backend       by name; unless given, the fastest for x's device
+
     >>> from encke.bound import Absolute
     >>> x = torch.linspace(-1, 1, 1000)
     >>> packed = compress(x, Absolute(1e-3), codec="fixed")
