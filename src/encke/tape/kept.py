@@ -19,6 +19,7 @@ from torch import Tensor
 from encke.bound import Lossless
 from encke.codec import Packed, compress, layout
 from encke.ops.select import select
+from encke.tape.channels import Channels
 from encke.tape.ledger import Held, Ledger
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
@@ -52,7 +53,10 @@ class Recent:
 
 
 class Slot:
-    """One tensor's values. `error` is zero where they are exact."""
+    """One tensor's values. `error` is zero where they are exact.
+
+    With `channels`, what is packed and what `error` is about are the normalised values.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -60,6 +64,7 @@ class Slot:
         "_held",
         "_packed",
         "_recent",
+        "channels",
         "check",
         "checked",
         "codec",
@@ -80,6 +85,7 @@ class Slot:
         self._packed: Packed | Spooled | None = None
         self._exact: Tensor | None = None
         self._held: Held | None = None
+        self.channels: Channels | None = None
         self.error = 0.0
         self.exact_zeros = False
         self.codec = ""
@@ -159,7 +165,8 @@ class Slot:
         if self._exact is not None:
             return self._exact
         assert self._packed is not None
-        return self._packed.decompress()
+        decoded = self._packed.decompress()
+        return decoded if self.channels is None else self.channels.restore(decoded)
 
 
 class Source(ABC):

@@ -15,6 +15,7 @@ from encke.codec import compress
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
 from encke.errors import UnsupportedError
 from encke.tape import graph, store, windows
+from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
 from encke.tape.effects import Probe
@@ -297,7 +298,7 @@ class Tape:
             return self._constant(site, t, storage)
         if t.dtype not in FLOATS:
             return self._as_it_is(site, t, storage, f"{t.dtype} values")
-        return self._values(site, t, storage)
+        return self._values(site, t, storage, channels_of(node, site.op, site.role, t))
 
     def _integers(self, site: Site, t: Tensor) -> Source:
         once = store.unexpanded(t)
@@ -306,7 +307,9 @@ class Tape:
         source = Integers(t, self.ledger)
         return self._noted(source, site, t, source.nbytes, "narrowed")
 
-    def _values(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+    def _values(
+        self, site: Site, t: Tensor, storage: SavedStorage, channels: Channels | None = None
+    ) -> Source:
         once = store.unexpanded(t)
         if once is not None:
             if once.numel() * once.element_size() < SMALL:
@@ -314,7 +317,13 @@ class Tape:
             return _expanded(self._values(site, once, storage), t)
         geometry = Geometry.of(t)
         found = store.find_values(storage, geometry)
-        sight = Sight(site=site, tensor=t, step=self.step, order=self._order)
+        sight = Sight(
+            site=site,
+            tensor=t,
+            step=self.step,
+            order=self._order,
+            channels=channels is not None,
+        )
         treatment = self.policy.treat(sight)
         if found is not None:
             slot = next(found.slots())
@@ -332,7 +341,7 @@ class Tape:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
-        slot = self._pack(site, t, treatment)
+        slot = self._pack(site, t, treatment, channels if treatment.normalise else None)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
         if treatment.check:
             slot.check = t.detach()
@@ -344,7 +353,9 @@ class Tape:
             sides.follow(Whole(slot))
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
 
-    def _pack(self, site: Site, t: Tensor, treatment: Treatment) -> Slot:
+    def _pack(
+        self, site: Site, t: Tensor, treatment: Treatment, channels: Channels | None
+    ) -> Slot:
         assert treatment.bound is not None
         exact = isinstance(treatment.bound, Lossless)
         codec = treatment.codec
@@ -352,8 +363,10 @@ class Tape:
         if codec == "auto":
             codec = self._choices.get(site, self.step, number) or "auto"
         grouped = codec == "group"
+        if exact:
+            channels = None
         packed = compress(
-            t,
+            t if channels is None else channels.normalise(t),
             treatment.bound,
             codec=codec,
             prefer=treatment.prefer,  # type: ignore[arg-type]
@@ -366,7 +379,8 @@ class Tape:
         slot = Slot.packed(
             site, packed, self.ledger, recent=self._recent, offload=treatment.offload
         )
-        slot.exact_zeros = not grouped
+        slot.channels = channels
+        slot.exact_zeros = not grouped and channels is None
         return slot
 
     def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:
