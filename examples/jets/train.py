@@ -133,9 +133,7 @@ def write_curves(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command.parser(
-        __doc__, epochs=6, batch=60, width=8, rate=4e-3, results="jets.csv"
-    )
+    parser = command.parser(__doc__, epochs=6, batch=60, width=8, rate=4e-3, results="jets.csv")
     return command.carry_out(parser.parse_args(arguments), run, tables)
 
 

@@ -19,7 +19,7 @@ from encke.bound import Absolute, RmsRelative
 from encke.control.allocate import Demand, water_fill
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
-from encke.control.theory import arriving
+from encke.control.theory import signal_share
 from encke.errors import UnsupportedError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
@@ -79,9 +79,7 @@ class Adaptive:
         self._step = 0
         self._since = 0
         self._gradients = 1
-        # What a stream's error does to product layers, by their order; at least to someone.
         self._shares: list[tuple[int, float]] = []
-        self._least = 1.0
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -109,6 +107,7 @@ class Adaptive:
             bound=_WARM_UP if bound is None else Absolute(bound),
             observe=self._observing or bound is None,
             check=bound is not None and self.guard.checks(name),
+            normalise=True,
             why="" if bound is None else self._why(name, bound),
             **self._options,  # type: ignore[arg-type]
         )
@@ -122,6 +121,9 @@ class Adaptive:
     # -- what follows from what was seen -------------------------------------------------
 
     def _scale(self, name: str, sight: Sight) -> None:
+        if sight.channels:
+            self._largest[name] = _LARGEST
+            return
         t = sight.tensor
         norm = float(torch.linalg.vector_norm(t, dtype=torch.float32))
         if math.isfinite(norm) and norm > 0:
@@ -150,22 +152,19 @@ class Adaptive:
         if self._observing or not self._shares:
             # Only a step that was observed as a whole tells what the network is made of.
             self._gradients = max(1, len(scales))
-            known = [e for e in effects if scales.get(e.parameter or "", 0.0) > 0]
             self._shares = sorted(
                 {
-                    (e.order, arriving(e) / scales[e.parameter or ""])
-                    for e in known
-                    if e.products
+                    (e.order, signal_share(e))
+                    for e in effects
+                    if e.products and e.parameter_square > 0
                 }
             )
-            whole = [e.parameter_square / scales[e.parameter or ""] for e in known]
-            self._least = sum(whole) / len(whole) if whole else 1.0
         found: dict[str, tuple[float, int]] = {}
         for effect in effects:
             if effect.error <= 0:
                 continue
             upstream = sum(share for order, share in self._shares if order < effect.order)
-            relative = effect.stream * max(upstream, self._least)
+            relative = effect.stream * max(upstream, 1.0)
             scale = scales.get(effect.parameter or "", 0.0)
             if scale > 0:
                 relative += effect.predicted / scale
@@ -207,7 +206,6 @@ class Adaptive:
             "since": self._since,
             "gradients": self._gradients,
             "shares": [list(pair) for pair in self._shares],
-            "least": self._least,
             "bounds": dict(self.bounds),
             "sensitivity": dict(self.sensitivity),
             "values": dict(self.values),
@@ -223,7 +221,6 @@ class Adaptive:
         self._step, self._since = state["step"], state["since"]
         self._gradients = state["gradients"]
         self._shares = [(int(order), float(share)) for order, share in state["shares"]]
-        self._least = float(state["least"])
         self.bounds = dict(state["bounds"])
         self.sensitivity = dict(state["sensitivity"])
         self.values = dict(state["values"])

@@ -15,11 +15,13 @@ from __future__ import annotations
 from encke.tape.protocol import Effect
 
 
-def arriving(effect: Effect) -> float:
-    """‖ΔdW‖² of a product layer when dY has an error as large as itself.
+def signal_share(effect: Effect) -> float:
+    """How much of a relative error in dY arrives in dW.
 
-    An error that is independent from element to element adds up like random signs do, where
-    the gradient itself adds up coherently; more than the gradient itself it is not taken for.
+    An error that is independent from element to element adds up like random signs do, the
+    gradient itself adds up coherently: the quotient of the two sums of squares.
     """
+    if effect.parameter_square <= 0:
+        return 1.0
     random = effect.input_square * effect.products * effect.gradient_square
-    return min(effect.parameter_square, random)
+    return min(1.0, random / effect.parameter_square)

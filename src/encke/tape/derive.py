@@ -18,6 +18,7 @@ from torch import Tensor
 
 from encke.codec import layout
 from encke.ops.select import select
+from encke.tape.channels import statistics
 from encke.tape.graph import kept_for, leaf_behind, op_name
 from encke.tape.kept import Derived, Sides, Source, TwoValued, Whole, Window
 
@@ -165,11 +166,7 @@ def _batch_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None
     known, offset = _offset(node, 2, scale)
     if not known:
         return None
-    if op_name(node) != "NativeBatchNorm" or node._saved_training:
-        mean, spread = node._saved_result1.detach(), node._saved_result2.detach()
-    else:
-        mean = node._saved_running_mean.detach()
-        spread = (node._saved_running_var.detach() + node._saved_eps).rsqrt()
+    mean, spread = statistics(node, op_name(node))
     gain = spread if scale is None else spread * scale.detach()
     shift = -mean * gain if offset is None else offset - mean * gain
 

@@ -125,6 +125,8 @@ class Noise:
         error.uniform_(-self._slot.error, self._slot.error, generator=generator)
         if self._slot.exact_zeros:
             error.masked_fill_(decoded == 0, 0)
+        if self._slot.channels is not None:
+            self._slot.channels.widen(error)
         return error.add_(decoded)
 
     def during(self, call: Callable[[], Any]) -> Any:
@@ -144,7 +146,7 @@ class Noise:
             self._slot.noise = None
         count = max(1, plain.numel())
         values = square(plain) / count
-        if isinstance(source, Whole | Window):
+        if isinstance(source, Whole | Window) and self._slot.channels is None:
             share = 1.0
             if self._slot.exact_zeros:
                 share = float(plain.count_nonzero()) / count

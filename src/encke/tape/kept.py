@@ -19,6 +19,7 @@ from torch import Tensor
 from encke.bound import Lossless
 from encke.codec import Packed, compress, layout
 from encke.ops.select import select
+from encke.tape.channels import Channels
 from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger
 from encke.tape.offload import Spooled
@@ -53,7 +54,10 @@ class Recent:
 
 
 class Slot:
-    """One tensor's values. `error` is zero where they are exact."""
+    """One tensor's values. `error` is zero where they are exact.
+
+    With `channels`, what is packed and what `error` is about are the normalised values.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -61,6 +65,7 @@ class Slot:
         "_held",
         "_packed",
         "_recent",
+        "channels",
         "check",
         "checked",
         "codec",
@@ -81,6 +86,7 @@ class Slot:
         self._packed: Packed | Spooled | Parcel | None = None
         self._exact: Tensor | None = None
         self._held: Held | None = None
+        self.channels: Channels | None = None
         self.error = 0.0
         self.exact_zeros = False
         self.codec = ""
@@ -167,7 +173,15 @@ class Slot:
         if self._exact is not None:
             return self._exact
         assert self._packed is not None
-        return self._packed.decompress()
+        decoded = self._packed.decompress()
+        return decoded if self.channels is None else self.channels.restore(decoded)
+
+    def deviation(self, exact: Tensor) -> Tensor:
+        """Decoded less exact values, in the units of `error` and in double precision."""
+        if self.channels is None or self._packed is None:
+            return self.decoded().double() - exact.double()
+        normal = self.channels.normalise(exact)
+        return self._packed.decompress().double() - normal.double()
 
 
 class Source(ABC):

@@ -38,6 +38,8 @@ class Treatment:
     """How a tensor that may lose precision is kept.
 
     bound    of the error; `Lossless()` keeps the values, `None` keeps the tensor itself
+    normalise  whether the bound is for the values as a batch norm scales them, where the tensor
+             is one's input: every channel then gets the error that suits its own variance
     derive   whether the tensor may be computed from another kept one instead of stored
     recompute  whether even a matrix product may be run again to derive it
     offload  whether the packed bytes leave the device (to the host, or from the host to disk)
@@ -50,6 +52,7 @@ class Treatment:
     codec: str = "auto"
     prefer: str = "ratio"
     dither: bool = True
+    normalise: bool = False
     derive: bool = True
     recompute: bool = False
     offload: bool = False
@@ -69,7 +72,8 @@ class Effect:
     site             of the tensor whose error this is about
     consumer         the op that used it, straight or derived
     order            of the op in the forward pass
-    error            the bound that the tensor was kept with, in its own units
+    error            the bound that the tensor was kept with, in its own units (those of the
+                     normalised values where it was kept so)
     values           how many values the tensor has
     mean_square      mean square of the error in what the op saw (after deriving)
     input_square     mean square of what the op saw
@@ -118,12 +122,14 @@ class Sight:
     """A tensor that is about to be kept.
 
     order    of the op in the forward pass
+    channels whether it is the input of a batch norm, whose channels can be normalised
     """
 
     site: Site
     tensor: Tensor
     step: int
     order: int
+    channels: bool = False
 
 
 class Policy(Protocol):

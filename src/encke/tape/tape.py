@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from encke.bound import Lossless
-from encke.codec import compress
+from encke.codec import Packed, compress
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
 from encke.codec.registry import by_name
 from encke.errors import UnsupportedError
 from encke.tape import graph, store, windows
+from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
 from encke.tape.effects import Probe
@@ -344,7 +344,7 @@ class Tape:
             return self._constant(site, t, storage)
         if t.dtype not in FLOATS:
             return self._as_it_is(site, t, storage, f"{t.dtype} values")
-        return self._values(site, t, storage)
+        return self._values(site, t, storage, channels_of(node, site.op, site.role, t))
 
     def _integers(self, site: Site, t: Tensor) -> Source:
         once = store.unexpanded(t)
@@ -353,7 +353,9 @@ class Tape:
         source = Integers(t, self.ledger)
         return self._noted(source, site, t, source.nbytes, "narrowed")
 
-    def _values(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+    def _values(
+        self, site: Site, t: Tensor, storage: SavedStorage, channels: Channels | None = None
+    ) -> Source:
         once = store.unexpanded(t)
         if once is not None:
             if once.numel() * once.element_size() < SMALL:
@@ -361,7 +363,13 @@ class Tape:
             return _expanded(self._values(site, once, storage), t)
         geometry = Geometry.of(t)
         found = store.find_values(storage, geometry)
-        sight = Sight(site=site, tensor=t, step=self.step, order=self.order)
+        sight = Sight(
+            site=site,
+            tensor=t,
+            step=self.step,
+            order=self.order,
+            channels=channels is not None,
+        )
         treatment = self.policy.treat(sight)
         if found is not None:
             slot = next(found.slots())
@@ -379,7 +387,7 @@ class Tape:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
-        slot = self.pack(site, t, treatment)
+        slot = self.pack(site, t, treatment, channels=channels)
         for see in self.packed:
             see(slot, t)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
@@ -393,7 +401,9 @@ class Tape:
             sides.follow(Whole(slot))
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
 
-    def pack(self, site: Site, t: Tensor, treatment: Treatment) -> Slot:
+    def pack(
+        self, site: Site, t: Tensor, treatment: Treatment, *, channels: Channels | None = None
+    ) -> Slot:
         assert treatment.bound is not None
         exact = isinstance(treatment.bound, Lossless)
         codec = treatment.codec
@@ -401,16 +411,20 @@ class Tape:
         if codec == "auto":
             codec = self._choices.get(site, self.step, number) or "auto"
         zeros = codec == "auto" or by_name(codec).keeps_zeros
-        make = partial(
-            compress,
-            t,
-            treatment.bound,
-            codec=codec,
-            prefer=treatment.prefer,  # type: ignore[arg-type]
-            dither=treatment.dither and not exact and zeros,
-            keep_nonzero=not exact and zeros,
-            seed=(self.step << 20) + self.order if not exact else 0,
-        )
+        if exact or not treatment.normalise:
+            channels = None
+        options = {
+            "codec": codec,
+            "prefer": treatment.prefer,
+            "dither": treatment.dither and not exact and zeros,
+            "keep_nonzero": not exact and zeros,
+            "seed": (self.step << 20) + self.order if not exact else 0,
+        }
+
+        def make() -> Packed:
+            values = t if channels is None else channels.normalise(t)
+            return compress(values, treatment.bound, **options)  # type: ignore[arg-type]
+
         lane = None if self._lanes is None else self._lanes.of(t.device)
         packed = make() if lane is None else lane.pack(t, make, offload=treatment.offload)
         slot = Slot.packed(
@@ -418,7 +432,8 @@ class Tape:
         )
         if codec == "auto":
             self._choices.put(site, self.step, number, slot.codec)
-        slot.exact_zeros = zeros
+        slot.channels = channels
+        slot.exact_zeros = zeros and channels is None
         return slot
 
     def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:

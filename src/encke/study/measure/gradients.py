@@ -27,7 +27,7 @@ class ErrorHistogram:
     def __call__(self, slot: Slot, exact: Tensor) -> None:
         if slot.error <= 0:
             return
-        error = (slot.decoded().double() - exact.double()).div_(slot.error)
+        error = slot.deviation(exact).div_(slot.error)
         error = error[torch.isfinite(error)]
         self._worst = max(self._worst, float(error.abs().max()) if error.numel() else 0.0)
         self._values += error.numel()
