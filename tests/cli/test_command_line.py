@@ -13,7 +13,10 @@ from encke.cli.compress import CODECS_HELP
 from encke.codec import names
 
 
-@pytest.mark.parametrize("command", [[], ["compress"], ["bench"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["compress"], ["bench"], ["doctor"], ["study"], ["study", "run"], ["train"]],
+)
 def test_help_does_not_import_torch(command: list[str]) -> None:
     program = (
         "import sys; from encke.cli import main\n"

@@ -72,7 +72,7 @@ def test_the_study_on_file_of_the_document_is_one(own_files: Path) -> None:
 
 
 def test_every_kind_of_way_is_in_the_document() -> None:
-    from encke.study.ways import KINDS
+    from encke.study.kinds import KINDS
 
     for name, kind in KINDS.items():
         (written,) = re.findall(rf"^\| `({name}(?::[^`]*)?)` \|", DOCUMENT, re.MULTILINE)

@@ -8,8 +8,9 @@ from torch import nn
 
 from encke.errors import EnckeError
 from encke.study import zoo
+from encke.study.kinds import KINDS
 from encke.study.recompute import divide, recompute, without
-from encke.study.ways import KINDS, Way, parse, parse_list
+from encke.study.ways import Way, parse, parse_list
 
 WRITTEN = {
     "plain": "plain",

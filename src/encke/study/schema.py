@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from encke.study.kinds import KINDS
 from encke.study.results import SCHEMA, Row
-from encke.study.ways import KINDS
 
 _Shape = Any
 _NUMBER = (int, float)
