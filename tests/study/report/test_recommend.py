@@ -197,3 +197,16 @@ def test_a_peak_that_rises_is_called_higher() -> None:
     rows[1]["memory"]["peak_bytes"] = 18
     said = answer(compare(rows), best_overall(compare(rows)))
     assert '<dt>higher peak of a step</dt><dd class="value">2.00×</dd>' in said
+
+
+def test_a_setting_that_was_tried_less_often_is_not_set_beside_the_others() -> None:
+    """As in a study that has not run to its end."""
+    rows = [cell("plain", final=70.0, model=model) for model in ("a", "b", "c")]
+    rows += [cell("steady", final=70.0, stored=10, model=model) for model in ("a", "b", "c")]
+    rows.append(cell("once", final=70.0, stored=2, model="a"))
+    comparison = compare(rows)
+    said = answer(comparison, best_overall(comparison))
+    assert "<strong>steady</strong>" in said
+    assert "Of 2 settings beside plain, 1 trains as well as plain everywhere." in said
+    assert "once has results in fewer comparisons so far." in said
+    assert "next comes" not in said

@@ -14,17 +14,16 @@ from encke.study.report.numbers import (
     times,
     unbroken,
 )
+from encke.study.report.reasons import reasons
 from encke.study.report.recommend import (
-    OFTEN,
     Verdict,
     geometric_mean,
     loss,
+    relative_loss,
     saving,
     verdicts,
 )
 
-#: A saving below this is not offered as an alternative.
-_WORTHWHILE = 1.25
 _NO_PLAIN = (
     "Without a finished plain training of the same network and data nothing can be said about "
     "what that costs: add the policy “plain” to the study."
@@ -72,7 +71,7 @@ def answer(comparison: Comparison, best: Verdict | None) -> Markup:
                 class_="lead",
             ),
             element("dl", *_figures(comparison, best), class_="figures"),
-            element("p", element("b", "Why this one. "), unbroken(_why(comparison, best))),
+            element("p", element("b", "Why this one. "), unbroken(reasons(comparison, best))),
             element("p", unbroken(_rule(comparison)), class_="note"),
         ]
     )
@@ -129,7 +128,7 @@ def _figures(comparison: Comparison, best: Verdict) -> list[Markup]:
 
 
 def _quality(comparison: Comparison, best: Verdict) -> Markup:
-    worst = max(best.groups, key=lambda group: _relative_loss(comparison, group))
+    worst = max(best.groups, key=lambda group: relative_loss(comparison, group))
     scene, plain = comparison.scenes[worst.scene], comparison.plain_of(worst)
     lost = loss(comparison, worst)
     if lost is None or plain is None or plain.metric is None or worst.metric is None:
@@ -148,14 +147,6 @@ def _quality(comparison: Comparison, best: Verdict) -> Markup:
         "train as well as plain",
         f"largest loss: {scene.label}, {change} in {scene.metric.name}",
     )
-
-
-def _relative_loss(comparison: Comparison, group: Group) -> float:
-    """Losses of different metrics side by side: as shares of plain's value."""
-    plain, lost = comparison.plain_of(group), loss(comparison, group)
-    if lost is None or plain is None or plain.metric is None or plain.metric.mean == 0:
-        return 0.0
-    return lost / abs(plain.metric.mean)
 
 
 def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
@@ -185,86 +176,6 @@ def _figure(value: str, title: str, note: str) -> Markup:
         element("dd", value, class_="value"),
         element("dd", unbroken(note), class_="sub"),
     )
-
-
-def _why(comparison: Comparison, best: Verdict) -> str:
-    def name(verdict: Verdict) -> str:
-        return comparison.policies[verdict.policy].label
-
-    others = [verdict for verdict in verdicts(comparison) if verdict.policy != best.policy]
-    if not others:
-        return "It is the only setting that was compared with plain."
-    sentences = []
-    equal = [v for v in others if len(v.good) >= len(best.good) or _often(v)]
-    if equal:
-        runner_up = max(equal, key=lambda verdict: verdict.saving)
-        often = "everywhere" if len(best.groups) < 10 else "in nine comparisons of ten"
-        often = often if _often(best) else "as often"
-        sentences.append(
-            f"Of {counted(len(others) + 1, 'setting')} beside plain, {len(equal) + 1} train as "
-            f"well as plain {often}, and of those this one keeps the least. Next comes "
-            f"{name(runner_up)}: {times(runner_up.saving)} less{_at_time(runner_up)}."
-        )
-    else:
-        sentences.append(
-            f"None of the {counted(len(others), 'other setting')} trains as well as plain as "
-            f"often."
-        )
-    smaller = [v for v in others if v.saving > best.saving and len(v.good) < len(v.groups)]
-    if smaller:
-        smallest = max(smaller, key=lambda verdict: verdict.saving)
-        behind = f"falls behind plain{_worst_of(comparison, smallest)}"
-        if len(smallest.groups) > 1:
-            bad = len(smallest.groups) - len(smallest.good)
-            behind += f" in {bad} of {len(smallest.groups)} comparisons"
-        sentences.append(
-            f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
-        )
-    sentences += _own(comparison, best, others)
-    faster = [
-        v
-        for v in equal
-        if v.time and best.time and v.time < best.time * 0.95 and v.saving > _WORTHWHILE
-    ]
-    if faster:
-        fastest = min(faster, key=lambda verdict: verdict.time or 0)
-        sentences.append(
-            f"If time matters more: {name(fastest)} takes {times(fastest.time)} the step time "
-            f"of plain and keeps {times(fastest.saving)} less."
-        )
-    return " ".join(sentences)
-
-
-def _own(comparison: Comparison, best: Verdict, others: list[Verdict]) -> list[str]:
-    """Where another setting is recommended, how Encke's best one did."""
-    own = [v for v in others if comparison.policies[v.policy].kind == "encke"]
-    if not own or comparison.policies[best.policy].kind == "encke":
-        return []
-    nearest = max(own, key=lambda verdict: (len(verdict.good), verdict.saving))
-    return [
-        f"Of Encke's own settings, {comparison.policies[nearest.policy].label} does best: "
-        f"{times(nearest.saving)} less{_at_time(nearest)}, as well as plain in "
-        f"{len(nearest.good)} of {counted(len(nearest.groups), 'comparison')}."
-    ]
-
-
-def _often(verdict: Verdict) -> bool:
-    return len(verdict.good) >= OFTEN * len(verdict.groups)
-
-
-def _at_time(verdict: Verdict) -> str:
-    return "" if verdict.time is None else f" at {times(verdict.time)} the step time"
-
-
-def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
-    worst = max(verdict.groups, key=lambda group: _relative_loss(comparison, group))
-    plain = comparison.plain_of(worst)
-    if plain is None or plain.metric is None or worst.metric is None:
-        return ""
-    scene = comparison.scenes[worst.scene]
-    change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
-    where = f"; {scene.label}" if len(verdict.groups) > 1 else ""
-    return f" ({change} in {scene.metric.name}{where})"
 
 
 def _without_answer(comparison: Comparison) -> Markup:

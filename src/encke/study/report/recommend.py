@@ -77,6 +77,14 @@ def trains_as_well(comparison: Comparison, group: Group) -> bool | None:
     return lost <= allowance(plain.metric, comparison.scenes[group.scene].metric)
 
 
+def relative_loss(comparison: Comparison, group: Group) -> float:
+    """Losses of different metrics side by side: as shares of plain's value."""
+    plain, lost = comparison.plain_of(group), loss(comparison, group)
+    if lost is None or plain is None or plain.metric is None or plain.metric.mean == 0:
+        return 0.0
+    return lost / abs(plain.metric.mean)
+
+
 def saving(group: Group) -> float | None:
     """Plain bytes over stored bytes, the mean of the seeds."""
     if group.ratio is not None and group.ratio.mean > 0:
@@ -128,20 +136,23 @@ def verdicts(comparison: Comparison) -> list[Verdict]:
     return found
 
 
-def best_overall(comparison: Comparison) -> Verdict | None:
-    """The policy for all scenes: of those that train as well as plain in nine scenes of ten
-    (or, where none does, in the most scenes) the one that keeps the least. None where no policy
-    saves anything and trains as well as plain anywhere."""
-    found = verdicts(comparison)
+def contenders(found: list[Verdict]) -> list[Verdict]:
+    """Those that save something and train as well as plain in nine scenes of ten or, where none
+    does, in the most scenes.
+
+    Counted against all scenes: a policy that was tried in one and held there has shown less
+    than one that held in eleven of twelve, and its saving is one of other networks.
+    """
     scenes = max((len(verdict.groups) for verdict in found), default=0)
     fit = [verdict for verdict in found if verdict.good and verdict.saving > 1]
-    if not fit:
-        return None
-    # Counted against all scenes: a policy that was tried in one and held there has shown less
-    # than one that held in eleven of twelve.
-    needed = min(OFTEN * scenes, max(len(verdict.good) for verdict in fit))
+    most = max((len(verdict.good) for verdict in fit), default=0)
+    return [verdict for verdict in fit if len(verdict.good) >= min(OFTEN * scenes, most)]
+
+
+def best_overall(comparison: Comparison) -> Verdict | None:
+    """The policy for all scenes: the contender that keeps the least, None without any."""
     return _thriftiest(
-        [verdict for verdict in fit if len(verdict.good) >= needed],
+        contenders(verdicts(comparison)),
         lambda verdict: verdict.saving,
         lambda verdict: verdict.time,
     )
