@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     """Every measure of every way and seed, as it is in the file."""
     source = load_jets(test_share=0.4).head(train=options.limit, test=options.limit)
     labels = source.test.target.numpy()
+    drawn = options.out.with_name(f"{options.out.stem}_roc.csv")
     rows: list[Row] = []
     curves: list[tuple[str, int | None, Array]] = []
 
@@ -107,8 +108,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         rows.append(Row(NETWORKS[1], seed, "kept, times smaller", pair.kept()))
         rows.append(Row(NETWORKS[1], seed, "relative time", pair.relative_time()))
         measured.write(options.out, rows)
-    drawn = options.out.with_name(f"{options.out.stem}_roc.csv")
-    write_curves(drawn, curves, labels)
+        write_curves(drawn, curves, labels)
     if options.picture is not None:
         from jets_picture import draw
 
