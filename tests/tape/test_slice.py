@@ -102,7 +102,6 @@ def test_the_summary_names_every_layer_and_how_it_is_kept(
         assert word in text
 
 
-
 def test_a_paused_tape_keeps_nothing(case: tuple[Net, Tensor, Tensor]) -> None:
     tape = encke.attach(case[0])
     with tape.paused():
