@@ -8,10 +8,13 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
 
 import encke
 from encke.cli.run import policy_named
 from encke.integrations.script import Discovery
+from encke.tape.compiled import partition
 
 
 def network() -> nn.Sequential:
@@ -205,14 +208,18 @@ def test_a_model_that_the_script_drops_is_freed() -> None:
         assert 0 < discovery.attachments[0].stored_peak < discovery.attachments[0].plain_peak
 
 
-def test_a_compiled_model_is_left_as_it_is_and_the_reason_is_kept() -> None:
+def test_a_compiled_model_keeps_through_its_tape() -> None:
+    compiler = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition
+    )
     with Discovery() as discovery:
-        model = torch.compile(network(), backend="eager", fullgraph=True)
+        model = torch.compile(network(), backend=compiler, fullgraph=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             step(model, optimizer=optimizer)
-    assert found(discovery) == []
-    assert discovery.refusals == ["OptimizedModule is run by torch.compile"]
+    torch.compiler.reset()
+    assert found(discovery) == [("OptimizedModule", 2)]
+    assert 0 < discovery.attachments[0].stored_peak < discovery.attachments[0].plain_peak
 
 
 def test_a_model_compiled_in_place_is_left_as_it_is() -> None:

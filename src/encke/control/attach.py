@@ -17,7 +17,7 @@ from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
 from encke.tape.compiled import announce, announce_if_loaded, attach_graphs, compiled_module
-from encke.tape.graph import is_traced
+from encke.tape.graph import is_exported, is_traced
 from encke.tape.telemetry import Target
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -156,7 +156,7 @@ class _Enter(_Hook):
         if not is_traced():
             announce_if_loaded()
             self.tape.begin_call(sys._getframe(1))
-        elif torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        elif torch.compiler.is_compiling() and not is_exported():
             announce()
 
 

@@ -14,7 +14,7 @@ def refuse_compiled(module: nn.Module, *, asked: bool = False) -> None:
     if asked or name is not None:
         which = f"its part {name!r}" if name else "the model"
         raise UnsupportedError(
-            f"{which} of {type(module).__name__} is run by torch.compile, whose graphs keep "
-            "their tensors out of the tape's sight; train without torch.compile, or without "
-            "this callback"
+            f"{which} of {type(module).__name__} is run by torch.compile, which this callback "
+            "does not follow; train without torch.compile, or in a loop of your own with "
+            "encke.attach, which takes compiled models"
         )

@@ -11,8 +11,9 @@ tape for each of them; when a larger module that holds such a part is called, th
 makes way for the larger one's. When the same model gets another optimizer, its controller goes
 on with that one.
 
-`DistributedDataParallel` is passed over for the module inside. A module run by torch.compile
-is left as it is.
+`DistributedDataParallel` is passed over for the module inside. What `torch.compile(model)`
+returned keeps its tensors inside the compiled graphs; a module compiled in place
+(`model.compile()`) is never seen, and left as it is.
 """
 
 from __future__ import annotations
@@ -144,10 +145,11 @@ class Discovery:
             count = len(self.attachments)
             attachment = self._consider(module, attachment)
             self._known[module] = (self._given, attachment)
-            if len(self.attachments) > count and (tape := self.attachments[-1].tape):
+            new = self.attachments[-1].tape if len(self.attachments) > count else None
+            if new is not None and not is_compiled(module):
                 # The hooks of this call were listed before this one was called: the tape's
                 # own will end it, but not begin it.
-                tape.begin_call(sys._getframe(1))
+                new.begin_call(sys._getframe(1))
         if attachment is not None and self._roots.get(module) is attachment:
             attachment.steps += 1
 
@@ -216,10 +218,6 @@ class Discovery:
             tape.policy.reference.optimizers = optimizers
 
     def _new_tape(self, module: nn.Module, optimizers: list[Optimizer]) -> Tape | None:
-        compiled = next((part for part in module.modules() if is_compiled(part)), None)
-        if compiled is not None:
-            self._refuse(f"{type(compiled).__name__} is run by torch.compile")
-            return None
         if self._make_policy is None:
             make: dict[str, Any] = {"tolerance": self._tolerance}
         else:

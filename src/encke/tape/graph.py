@@ -162,6 +162,11 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
 
 
+def is_exported() -> bool:
+    """Whether the code that runs is being exported (what torch before 2.7 does not tell)."""
+    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether calling `module` runs a graph of torch.compile instead of its forward.
 

@@ -20,7 +20,7 @@ def attach_graphs(tape: Tape) -> None:
     if internals.dynamo_is_loaded():
         torch.compiler.reset()
         internals.tell_hooks_apart(True)
-    announce_if_loaded()
+        internals.install(partition)
 
 
 def _detach(tape: Tape) -> None:
@@ -46,5 +46,5 @@ def announce() -> bool:
 
 def announce_if_loaded() -> None:
     """Called when a model with a tape runs eagerly: a part of it may be compiled."""
-    if internals.inductor_is_loaded() and attached:
+    if internals.dynamo_is_loaded() and attached:
         internals.install(partition)

@@ -1,6 +1,6 @@
 """What is used of torch.compile beyond its public interface, all in one place.
 
-Written against torch 2.13: where Inductor takes a partitioner (`custom_partitioner_fn`), the
+Written against torch 2.13, and tested with that version alone: where Inductor takes a partitioner (`custom_partitioner_fn`), the
 min-cut partitioner and the mark by which it keeps a value, the fake tensors that stand for a
 model's parameters while it is traced, what a node's `meta` says about where it comes from,
 and how a compiled artifact is kept out of the caches on disk.
@@ -9,12 +9,16 @@ and how a compiled artifact is kept out of the caches on disk.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+
+log = logging.getLogger("encke")
 
 Split = tuple[fx.GraphModule, fx.GraphModule]
 Partition = Callable[..., Split]
@@ -50,10 +54,22 @@ def install(partition: Partition) -> None:
     """Let Inductor split joint graphs with `partition`."""
     from torch._inductor import config
 
+    if not hasattr(config, "custom_partitioner_fn"):
+        _say_unsupported()
+        return
     if getattr(config.custom_partitioner_fn, "partition", None) is partition:
         return
     config.custom_partitioner_fn = _inductor_partitioner(
         partition, config.custom_partitioner_fn
+    )
+
+
+@cache
+def _say_unsupported() -> None:
+    log.warning(
+        "torch %s takes no partitioner of one's own: compiled graphs keep their tensors as they "
+        "are; torch 2.13 is what Encke's compiled graphs are written for",
+        torch.__version__,
     )
 
 
@@ -63,7 +79,7 @@ def uninstall(partition: Partition) -> None:
         return
     from torch._inductor import config
 
-    installed = config.custom_partitioner_fn
+    installed = getattr(config, "custom_partitioner_fn", None)
     if getattr(installed, "partition", None) is partition:
         config.custom_partitioner_fn = installed.before  # type: ignore[union-attr]
 

@@ -31,8 +31,13 @@ _SCHEMAS = {
         "-> Tensor"
     ),
 }
-#: Sizes of what they allocate depend on the data, which a recorded CUDA graph cannot repeat.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe, torch.Tag.flexible_layout)
+#: Sizes of what they allocate depend on the data, which a recorded CUDA graph cannot repeat;
+#: and any layout will do. Older versions of torch do not know all of these tags.
+_TAGS = tuple(
+    getattr(torch.Tag, name)
+    for name in ("pt2_compliant_tag", "cudagraph_unsafe", "flexible_layout")
+    if hasattr(torch.Tag, name)
+)
 
 
 def _begin(number: int, *, device: torch.device) -> Tensor:
