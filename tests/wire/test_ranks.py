@@ -10,6 +10,7 @@ import torch
 from ranks import run_on_ranks
 from worlds import (
     dying,
+    letters,
     means,
     merged_state,
     moves,
@@ -39,12 +40,8 @@ def trained(two: list[list[Any]]) -> list[dict[str, Any]]:
 def three(trained: list[dict[str, Any]]) -> list[list[Any]]:
     """Three ranks: means, gathers and broadcasts, and a training of two taken up."""
     states = [rank["feedback"]["state"] for rank in trained]
-    own = states[1]["comm"]
-    jobs = [
-        (means, "variable", 16),
-        (moves,),
-        (resumed_elsewhere, merged_state(states), own, 100),
-    ]
+    resumed = (resumed_elsewhere, merged_state(states), states[1]["comm"], 100)
+    jobs = [(means, "variable", 16), (moves,), resumed, (letters,)]
     return run_on_ranks(one_after_another, jobs, world=3)
 
 
@@ -75,6 +72,11 @@ def test_three_ranks_keep_bound_variance_and_bits_of_the_mean(three: list[list[A
 
 def test_four_ranks_keep_bound_variance_and_bits_of_the_mean() -> None:
     check_means(run_on_ranks(means, "fixed", 16, world=4))
+
+
+def test_letters_of_any_size_arrive_whole_in_slots_too(three: list[list[Any]]) -> None:
+    assert all(all(rank[3]) for rank in three)
+    assert len(three[0][3]) == 2 * 8 * 3
 
 
 def test_gathers_and_broadcasts_bring_everyone_the_same_within_the_bound(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from encke.bound import Absolute, RmsRelative
 from encke.wire import CompressedComm, Plan, ddp, merged_states, tune
+from encke.wire.exchange import Exchange
 from encke.wire.lattice import deviation
 from encke.wire.link import Line, Link
 
@@ -101,6 +102,38 @@ def means(rank: int, messages: str, cases: int) -> list[dict[str, Any]]:
         )
     comm.close()
     return found
+
+
+def letters(rank: int) -> list[bool]:
+    """Messages of very different sizes, none among them, in slots and without."""
+    world = dist.get_world_size()
+    came = []
+    for fixed in (True, False):
+        exchange = Exchange(dist.group.WORLD, rank=rank, world=world, fixed=fixed)
+        for turn in range(8):
+            # A size for every pair; in each turn another rank's letters are the long ones.
+            sizes = [
+                [
+                    (a * 31 + b * 17 + turn) % 5 * (20_000 if turn % world == a else 3)
+                    for b in range(world)
+                ]
+                for a in range(world)
+            ]
+            if turn == 5:
+                sizes = [[0] * world for _ in range(world)]
+            sent = [
+                torch.full((n,), 10 * rank + b, dtype=torch.uint8)
+                for b, n in enumerate(sizes[rank])
+            ]
+            received = exchange.all_to_all(sent, name="letters")
+            came += [
+                torch.equal(
+                    received[a],
+                    torch.full((sizes[a][rank],), 10 * a + rank, dtype=torch.uint8),
+                )
+                for a in range(world)
+            ]
+    return came
 
 
 def moves(rank: int) -> dict[str, Any]:

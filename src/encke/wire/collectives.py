@@ -225,6 +225,15 @@ class _Outside(GroupCollectives):
         raise UnsupportedError(f"this rank is not in the subgroup {self.ranks}")
 
 
+def group_of_its_own(group: Any) -> Any:
+    """A new process group of the same ranks, over the same backend; they all must ask."""
+    return dist.new_group(
+        None if group is None else dist.get_process_group_ranks(group),
+        backend=dist.get_backend(group),
+        use_local_synchronization=group is not None,
+    )
+
+
 def in_working_precision(tensor: Tensor) -> Tensor:
     """The values as a flat contiguous tensor in which a mean may be taken."""
     flat = tensor.detach().contiguous().view(-1)

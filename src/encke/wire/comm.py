@@ -10,7 +10,7 @@ from torch import nn
 from torch.futures import Future
 
 from encke.errors import UnsupportedError
-from encke.wire.collectives import GroupCollectives, Settings
+from encke.wire.collectives import GroupCollectives, Settings, group_of_its_own
 from encke.wire.feedback import Feedback, merged
 from encke.wire.gradients import Gradients
 from encke.wire.message import Stretch
@@ -83,12 +83,7 @@ class CompressedComm(GroupCollectives):
             seed=seed,
             backend=backend,
         )
-        own = dist.new_group(
-            None if group is None else dist.get_process_group_ranks(group),
-            backend=dist.get_backend(group),
-            use_local_synchronization=group is not None,
-        )
-        super().__init__(own, Queue("encke.wire"), settings)
+        super().__init__(group_of_its_own(group), Queue("encke.wire"), settings)
         self.feedback = Feedback() if error_feedback else None
         self.gradients = Gradients(self, policy, feedback=self.feedback, check=check)
         self.names = ParameterNames()

@@ -59,7 +59,8 @@ class Exchange:
     ) -> list[Tensor]:
         """One all-to-all of `sizes[p]` bytes to rank p and `coming[p]` from it."""
         parts = [m for m, size in zip(messages, sizes, strict=True) if size]
-        outgoing = torch.cat(parts) if len(parts) != 1 else parts[0].contiguous()
+        empty = messages[0].new_empty(0)
+        outgoing = parts[0].contiguous() if len(parts) == 1 else torch.cat([empty, *parts])
         incoming = messages[0].new_empty(sum(coming))
         dist.all_to_all_single(incoming, outgoing, coming, sizes, group=self.group)
         self.sent_bytes += outgoing.numel()

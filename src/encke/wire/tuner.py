@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from encke.errors import UnsupportedError
 from encke.ops.select import select
+from encke.wire.collectives import group_of_its_own
 from encke.wire.cost import Bucket, Coding, Workload, again_of
 from encke.wire.lattice import shares
 from encke.wire.link import Link, measure_link, slowest
@@ -65,11 +67,7 @@ def tune(
     if not parameters:
         raise UnsupportedError("the model has no parameter that requires a gradient")
     device = parameters[0].device
-    own = dist.new_group(
-        None if group is None else dist.get_process_group_ranks(group),
-        backend=dist.get_backend(group),
-        use_local_synchronization=group is not None,
-    )
+    own = group_of_its_own(group)
     try:
         link = measure_link(own, device=device)
         workload, flats = _workload(
@@ -176,7 +174,9 @@ def _together(group: Any) -> float:
     hosts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     here = hosts.count(socket.gethostname())
-    processors = len(os.sched_getaffinity(0))
+    processors = (
+        len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    )
     threads = here * torch.get_num_threads()
     return min(1.0, processors / (2 * threads)) / min(1.0, processors / threads)
 
