@@ -52,7 +52,22 @@ class Done:
         return self.result
 
 
-class Alone:
+class _OneProcess:
+    """What everybody sends is what this one process has."""
+
+    rank = 0
+    world = 1
+
+    def broadcast(
+        self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
+    ) -> Pending:
+        return Done(tensor)
+
+    def subgroup(self, ranks: Sequence[int]) -> Collectives:
+        return self  # type: ignore[return-value]  # a subclass has the rest
+
+
+class Alone(_OneProcess):
     """One process: everything is there already.
 
     >>> import torch
@@ -61,22 +76,11 @@ class Alone:
     True
     """
 
-    rank = 0
-    world = 1
-
     def all_reduce_mean(self, tensor: Tensor, *, bound: Bound | None, name: str) -> Pending:
         return Done(tensor)
 
-    def broadcast(
-        self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
-    ) -> Pending:
-        return Done(tensor)
 
-    def subgroup(self, ranks: Sequence[int]) -> Collectives:
-        return self
-
-
-class Rounded:
+class Rounded(_OneProcess):
     """One process whose messages lose what they would lose between ranks, with dither.
 
     >>> import torch
@@ -86,9 +90,6 @@ class Rounded:
     >>> bool((y - x).abs().max() <= 0.1), comm.sent_bytes < comm.plain_bytes / 3
     (True, True)
     """
-
-    rank = 0
-    world = 1
 
     def __init__(self, *, codec: str = "entropy") -> None:
         self._codec = codec
@@ -105,14 +106,6 @@ class Rounded:
         packed = compress(tensor, bound, codec=self._codec, dither=True, seed=self._calls)
         self.sent_bytes += packed.nbytes
         return Done(packed.decompress())
-
-    def broadcast(
-        self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
-    ) -> Pending:
-        return Done(tensor)
-
-    def subgroup(self, ranks: Sequence[int]) -> Collectives:
-        return self
 
 
 @dataclass(frozen=True)
