@@ -125,8 +125,9 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_table(tmp_path
     study = tmp_path / "study.toml"
     study.write_text(STUDY)
     whole, broken = tmp_path / "undisturbed", tmp_path / "broken"
-    _, said = start(study, whole).communicate(timeout=PATIENCE)
-    assert said.count("smaller") == 2, said
+    process = start(study, whole)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said.count("smaller")) == (0, 2), said
     for rows in (0, 1):  # killed with so many cells done, in the midst of the next one
         process = start(study, broken)
         wait_for(lambda rows=rows: len(list(broken.glob("cells/*.json"))) >= rows)  # type: ignore[misc]
@@ -156,7 +157,7 @@ def test_ctrl_c_ends_the_cells_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "2 cells are left; run it again to go on" in said
     assert "Traceback" not in said
-    assert not any(map(_runs, cells))
+    wait_for(lambda: not any(map(_runs, cells)))
 
 
 def _children(pid: int) -> list[int]:
