@@ -21,7 +21,8 @@ const FRONT_COLUMNS = [
 function frontRow(view, g) {
   const scene = view.scenes[g.scene];
   const { unit, lower } = scene.metric;
-  const change = g.loss === null ? null : lower ? g.loss : -g.loss;
+  const plain = view.policies[g.policy].kind === "plain";
+  const change = g.loss === null || plain ? null : lower ? g.loss : -g.loss;
   return [
     view.policies[g.policy].label,
     scene.label,
@@ -29,9 +30,9 @@ function frontRow(view, g) {
     measure(g.metric?.mean, unit),
     g.metric && g.metric.count > 1 ? `${measure(g.metric.low, unit)} to ${measure(g.metric.high, unit)}` : NONE,
     difference(change, unit),
-    g.asWell === null ? NONE : g.asWell ? "yes" : "no",
+    g.asWell === null || plain ? NONE : g.asWell ? "yes" : "no",
     size(g.stored?.mean),
-    saved(g.saving),
+    plain ? NONE : saved(g.saving),
     size(g.peak?.mean),
     times(g.time?.mean),
   ];
