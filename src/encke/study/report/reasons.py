@@ -39,12 +39,13 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     ]
     if smaller:
         smallest = max(smaller, key=lambda verdict: verdict.saving)
-        behind = f"falls behind plain{_worst_of(comparison, smallest)}"
+        where = ""
         if len(smallest.groups) > 1:
             bad = len(smallest.groups) - len(smallest.good)
-            behind += f" in {bad} of {len(smallest.groups)} comparisons"
+            where = f" in {bad} of {len(smallest.groups)} comparisons"
         sentences.append(
-            f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
+            f"{name(smallest)} keeps less ({times(smallest.saving)}) but falls behind "
+            f"plain{where}{_worst_of(comparison, smallest)}."
         )
     sentences += _own(comparison, best, others)
     faster = [
@@ -101,5 +102,6 @@ def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     scene = comparison.scenes[worst.scene]
     change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
-    where = f"; {scene.label}" if len(verdict.groups) > 1 else ""
-    return f" ({change} in {scene.metric.name}{where})"
+    if len(verdict.groups) == 1:
+        return f" ({change} in {scene.metric.name})"
+    return f" (at worst {change} in {scene.metric.name}, {scene.label})"

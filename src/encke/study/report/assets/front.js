@@ -70,7 +70,7 @@ function frontOf(host, view, scene, members, memory, named) {
     height: 330,
     right: 20,
     x: { low: (least / factor) / 1.25, high: (most / factor) * 1.25, log: true, title: `${named}, ${letters} (logarithmic)`, write: (v) => digits(v) },
-    y: { low, high, flip: lower, title: `${name}${unit ? `, ${unit}` : ""}${lower ? " (lower is better, so lower is up)" : ""}`, write: (v) => digits(v, 4) },
+    y: { low, high, flip: lower, title: `${name}${unit ? `, ${unit}` : ""}${lower ? " (lower is better: up)" : ""}`, write: (v) => digits(v, 4) },
   });
   const { canvas, box } = chart;
   const inside = (value) => Math.max(box.top + 4, Math.min(box.bottom - 6, chart.y(value)));
