@@ -28,9 +28,12 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     ]
     if rivals:
         runner_up = max(rivals, key=lambda verdict: verdict.saving)
+        least = "this one keeps the least; next comes"
+        if runner_up.saving >= best.saving:  # tied with it, but slower
+            least = "this one is the faster of two that keep about the least; the other is"
         sentences.append(
-            f"Of those, this one keeps the least; next comes {name(runner_up)} with "
-            f"{times(runner_up.saving)} less{_at_time(runner_up)}."
+            f"Of those, {least} {name(runner_up)} with {times(runner_up.saving)} "
+            f"less{_at_time(runner_up)}."
         )
     smaller = [
         v
@@ -62,9 +65,9 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     untried = [v for v in others if len(v.groups) < len(best.groups)]
     if untried:
         sentences.append(
-            f"{counted(len(untried), 'setting')} have results in fewer comparisons so far."
+            f"{counted(len(untried), 'setting')} have results in fewer comparisons."
             if len(untried) > 1
-            else f"{name(untried[0])} has results in fewer comparisons so far."
+            else f"{name(untried[0])} has results in fewer comparisons."
         )
     return " ".join(sentences)
 
