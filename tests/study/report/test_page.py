@@ -162,6 +162,23 @@ def test_failed_cells_are_listed_with_their_error_and_missing_ones_with_their_na
     assert "Failed and missing" not in read([row()]).text
 
 
+def test_many_failures_stay_readable() -> None:
+    rows = [failed(policy=1, seed=seed) for seed in range(60)]
+    for made in rows:
+        made["error"] = {"type": "E", "message": "m" * 9000, "traceback": "t" * 90_000}
+    source = page(study(rows), rows)
+    assert len(source.split('id="study-results"')[0]) < 500_000
+    assert Page(source).count("li") >= 60
+
+
+def test_a_study_under_way_says_how_much_of_it_there_is() -> None:
+    rows = matrix(networks=1, policies=2, seeds=1)
+    made = read(rows, cells=[*(r["cell"] for r in rows), "a", "b"])
+    assert "2 of 4 trainings" in made.text
+    assert "One seed cannot tell chance from effect" in made.text
+    assert "One seed cannot" not in read(matrix(networks=1, policies=2, seeds=2)).text
+
+
 def test_when_every_cell_failed_the_page_says_so() -> None:
     made = read([failed(), failed(policy=1)])
     assert "No cell of this study has finished" in made.text

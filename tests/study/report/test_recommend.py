@@ -92,6 +92,8 @@ def test_of_two_that_keep_the_same_the_faster_wins() -> None:
     for made in rows:
         made["memory"] |= {"plain_bytes": 10_000, "ratio": None}
     assert best(compare(rows)) == "fast"
+    said = answer(compare(rows), best_overall(compare(rows)))
+    assert "the faster of two that keep about the least; the other is slow with 10.0×" in said
 
 
 def test_nothing_is_recommended_without_plain_training_or_without_a_saving() -> None:
@@ -208,5 +210,5 @@ def test_a_setting_that_was_tried_less_often_is_not_set_beside_the_others() -> N
     said = answer(comparison, best_overall(comparison))
     assert "<strong>steady</strong>" in said
     assert "Of 2 settings beside plain, 1 trains as well as plain everywhere." in said
-    assert "once has results in fewer comparisons so far." in said
+    assert "once has results in fewer comparisons." in said
     assert "next comes" not in said

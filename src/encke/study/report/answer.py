@@ -67,7 +67,7 @@ def answer(comparison: Comparison, best: Verdict | None) -> Markup:
                 "p",
                 "The setting to use: ",
                 element("strong", label),
-                f". {_scope(comparison, best)}",
+                f". {_scope(comparison, best)}{_chance(best)}",
                 class_="lead",
             ),
             element("dl", *_figures(comparison, best), class_="figures"),
@@ -91,6 +91,12 @@ def _scope(comparison: Comparison, best: Verdict) -> str:
         f"Measured in {len(best.groups)} comparisons of a network on its data "
         f"({_seeds(best.groups)}), it trained as well as plain {held}."
     )
+
+
+def _chance(best: Verdict) -> str:
+    if max(len(group.done) for group in best.groups) > 1:
+        return ""
+    return " One seed cannot tell chance from effect: run more before relying on it."
 
 
 def _seeds(groups: tuple[Group, ...]) -> str:
@@ -163,9 +169,9 @@ def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
     if len(pairs) == 1:
         note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
     else:
-        ratios = [before / after for before, after in pairs]
-        reach = f"{times(min(ratios))} to {times(max(ratios))}"
-        note = f"geometric mean; plain over it {reach}; temporaries included"
+        factors = [before / after if whole >= 1 else after / before for before, after in pairs]
+        reach = f"{times(min(factors))} to {times(max(factors))}"
+        note = f"geometric mean; {reach}; temporaries included"
     return _figure(times(max(whole, 1 / whole)), title, note)
 
 

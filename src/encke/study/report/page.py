@@ -11,7 +11,7 @@ from typing import Any
 from encke.study.report.answer import answer, headline
 from encke.study.report.comparison import Comparison, compare
 from encke.study.report.embed import dumped, fitted
-from encke.study.report.fields import Row, text
+from encke.study.report.fields import Row, entries, text
 from encke.study.report.markup import Markup, clean, element, joined
 from encke.study.report.numbers import counted, listed
 from encke.study.report.recommend import best_overall
@@ -64,7 +64,7 @@ def page(study: dict[str, Any], rows: list[Row]) -> str:
         title=clean(f"{title}: Encke study"),
         style=style,
         name=clean(title),
-        extent=_extent(comparison),
+        extent=_extent(study, comparison),
         headline=clean(headline(comparison, best)),
         answer=answer(comparison, best),
         scenes=by_scene(comparison),
@@ -78,12 +78,14 @@ def page(study: dict[str, Any], rows: list[Row]) -> str:
     )
 
 
-def _extent(comparison: Comparison) -> Markup:
+def _extent(study: dict[str, Any], comparison: Comparison) -> Markup:
+    count = len(comparison.rows)
+    planned = max(count, len(entries(study, "cells")))
     parts = [
         counted(len({scene.model for scene in comparison.scenes}), "network"),
         counted(len({scene.data for scene in comparison.scenes}), "data set"),
         counted(len(comparison.policies), "setting"),
-        counted(len(comparison.rows), "training"),
+        counted(count, "training") if count == planned else f"{count} of {planned} trainings",
     ]
     failed = sum(len(group.failed) for group in comparison.groups)
     link = element("a", f"{failed} failed", href="#unfinished")

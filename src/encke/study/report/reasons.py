@@ -28,9 +28,12 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     ]
     if rivals:
         runner_up = max(rivals, key=lambda verdict: verdict.saving)
+        least = "this one keeps the least; next comes"
+        if runner_up.saving >= best.saving:  # tied with it, but slower
+            least = "this one is the faster of two that keep about the least; the other is"
         sentences.append(
-            f"Of those, this one keeps the least; next comes {name(runner_up)} with "
-            f"{times(runner_up.saving)} less{_at_time(runner_up)}."
+            f"Of those, {least} {name(runner_up)} with {times(runner_up.saving)} "
+            f"less{_at_time(runner_up)}."
         )
     smaller = [
         v
@@ -39,12 +42,13 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     ]
     if smaller:
         smallest = max(smaller, key=lambda verdict: verdict.saving)
-        behind = f"falls behind plain{_worst_of(comparison, smallest)}"
+        where = ""
         if len(smallest.groups) > 1:
             bad = len(smallest.groups) - len(smallest.good)
-            behind += f" in {bad} of {len(smallest.groups)} comparisons"
+            where = f" in {bad} of {len(smallest.groups)} comparisons"
         sentences.append(
-            f"{name(smallest)} keeps less ({times(smallest.saving)}) but {behind}."
+            f"{name(smallest)} keeps less ({times(smallest.saving)}) but falls behind "
+            f"plain{where}{_worst_of(comparison, smallest)}."
         )
     sentences += _own(comparison, best, others)
     faster = [
@@ -61,9 +65,9 @@ def reasons(comparison: Comparison, best: Verdict) -> str:
     untried = [v for v in others if len(v.groups) < len(best.groups)]
     if untried:
         sentences.append(
-            f"{counted(len(untried), 'setting')} have results in fewer comparisons so far."
+            f"{counted(len(untried), 'setting')} have results in fewer comparisons."
             if len(untried) > 1
-            else f"{name(untried[0])} has results in fewer comparisons so far."
+            else f"{name(untried[0])} has results in fewer comparisons."
         )
     return " ".join(sentences)
 
@@ -101,5 +105,6 @@ def _worst_of(comparison: Comparison, verdict: Verdict) -> str:
         return ""
     scene = comparison.scenes[worst.scene]
     change = difference(worst.metric.mean - plain.metric.mean, scene.metric.unit)
-    where = f"; {scene.label}" if len(verdict.groups) > 1 else ""
-    return f" ({change} in {scene.metric.name}{where})"
+    if len(verdict.groups) == 1:
+        return f" ({change} in {scene.metric.name})"
+    return f" (at worst {change} in {scene.metric.name}, {scene.label})"

@@ -11,8 +11,8 @@ from encke.study.report.markup import Markup, element, joined, table
 from encke.study.report.numbers import NONE, counted, difference, digits, measure, size, times
 from encke.study.report.recommend import best_in, saving
 
-_TRACEBACK = 8_000
-_NAMED = 20
+#: Characters of a traceback and of a message, failures with a traceback, missing cells by name.
+_TRACEBACK, _MESSAGE, _TRACED, _NAMED = 8_000, 600, 30, 20
 
 
 def by_scene(comparison: Comparison) -> Markup:
@@ -76,7 +76,8 @@ def unfinished(study: dict[str, Any], rows: list[Row]) -> Markup:
                 "p", f"{counted(len(failed), 'cell')} of {len(rows) + len(missing)} failed."
             )
         )
-        parts.append(element("ul", *map(_failure, failed), class_="failures"))
+        listed = [_failure(row, traced=i < _TRACED) for i, row in enumerate(failed)]
+        parts.append(element("ul", *listed, class_="failures"))
     if missing:
         names = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
         parts.append(
@@ -99,9 +100,12 @@ def unfinished(study: dict[str, Any], rows: list[Row]) -> Markup:
     )
 
 
-def _failure(row: Row) -> Markup:
+def _failure(row: Row, *, traced: bool) -> Markup:
     kind = text(row, "error", "type", default="unknown error")
-    trace = text(row, "error", "traceback")
+    message = text(row, "error", "message")
+    if len(message) > _MESSAGE:
+        message = message[:_MESSAGE] + "…"
+    trace = text(row, "error", "traceback") if traced else ""
     if len(trace) > _TRACEBACK:
         trace = "…" + trace[-_TRACEBACK:]
     return element(
@@ -114,7 +118,7 @@ def _failure(row: Row) -> Markup:
         ": ",
         element("code", kind),
         " ",
-        text(row, "error", "message"),
+        message,
         element("details", element("summary", "Traceback"), element("pre", trace, tabindex="0"))
         if trace
         else Markup(""),

@@ -21,7 +21,8 @@ const FRONT_COLUMNS = [
 function frontRow(view, g) {
   const scene = view.scenes[g.scene];
   const { unit, lower } = scene.metric;
-  const change = g.loss === null ? null : lower ? g.loss : -g.loss;
+  const plain = view.policies[g.policy].kind === "plain";
+  const change = g.loss === null || plain ? null : lower ? g.loss : -g.loss;
   return [
     view.policies[g.policy].label,
     scene.label,
@@ -29,9 +30,9 @@ function frontRow(view, g) {
     measure(g.metric?.mean, unit),
     g.metric && g.metric.count > 1 ? `${measure(g.metric.low, unit)} to ${measure(g.metric.high, unit)}` : NONE,
     difference(change, unit),
-    g.asWell === null ? NONE : g.asWell ? "yes" : "no",
+    g.asWell === null || plain ? NONE : g.asWell ? "yes" : "no",
     size(g.stored?.mean),
-    saved(g.saving),
+    plain ? NONE : saved(g.saving),
     size(g.peak?.mean),
     times(g.time?.mean),
   ];
@@ -69,7 +70,7 @@ function frontOf(host, view, scene, members, memory, named) {
     height: 330,
     right: 20,
     x: { low: (least / factor) / 1.25, high: (most / factor) * 1.25, log: true, title: `${named}, ${letters} (logarithmic)`, write: (v) => digits(v) },
-    y: { low, high, flip: lower, title: `${name}${unit ? `, ${unit}` : ""}${lower ? " (lower is better, so lower is up)" : ""}`, write: (v) => digits(v, 4) },
+    y: { low, high, flip: lower, title: `${name}${unit ? `, ${unit}` : ""}${lower ? " (lower is better: up)" : ""}`, write: (v) => digits(v, 4) },
   });
   const { canvas, box } = chart;
   const inside = (value) => Math.max(box.top + 4, Math.min(box.bottom - 6, chart.y(value)));
