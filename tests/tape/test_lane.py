@@ -59,6 +59,7 @@ def gradients(model: nn.Module, tape: Any, *, steps: int = 2) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [encke.Fixed, Offloading])
 def test_training_beside_a_side_stream_is_in_order_and_gives_the_same_gradients(
     kind: type[encke.Fixed], streams: Simulated

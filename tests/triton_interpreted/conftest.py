@@ -8,10 +8,13 @@ It must be chosen before Triton is imported, and other tests import Triton witho
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.append(str(Path(__file__).parents[1] / "ops"))
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from awkward import awkward, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,27 +16,6 @@ from encke.ops.select import load
 TRITON, REFERENCE = load("triton"), load("reference")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 RATES = (1, 2, 4, 8)
-
-
-def noise(count: int, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(count)
-    return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def awkward(dtype: torch.dtype) -> Tensor:
-    """Groups of every kind: plain, equal, zeros of both signs, not finite, tiny, huge."""
-    facts = torch.finfo(dtype)
-    x = noise(256 * 9 + 100, dtype)
-    x[256:512] = 5.0
-    x[512:768] = 0.0
-    x[512:768:3] = -0.0
-    x[768] = math.nan
-    x[1025] = -math.inf
-    x[1280:1536] *= facts.tiny * 2
-    x[1536:1792] = x[1536:1792].sign() * facts.max
-    x[1792:2048] = facts.max
-    x[1800] = facts.max * (1 - 2 * facts.eps)
-    return x
 
 
 def bits_of(x: Tensor) -> Tensor:
