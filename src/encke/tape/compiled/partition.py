@@ -80,7 +80,7 @@ def _tape_of(joint_inputs: Sequence[Any]) -> tuple[Tape | None, dict[int, str]]:
     """The tape whose model has the most parameters in the graph, and which those are."""
     best: tuple[Tape | None, dict[int, str]] = None, {}
     for tape in attached:
-        if tape.model is None or not tape.is_active:
+        if tape.model is None:
             continue
         found = internals.parameters_among(joint_inputs, tape.model)
         if len(found) > len(best[1]):
