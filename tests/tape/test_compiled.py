@@ -269,6 +269,29 @@ def test_dropout_draws_the_same_with_and_without_a_tape() -> None:
     assert equal(plain, gradients(compiled(model), x))
 
 
+def test_copies_of_weights_in_another_type_are_left_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 80), nn.GELU())
+    x = torch.randn(64, 48)
+    tape = encke.attach(model, policy=LOSSY)
+    run = compiled(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = run(x).float().square().mean()
+    loss.backward()
+    shapes = {r.shape for r in tape.records}
+    assert shapes
+    assert all(shape[0] == 64 for shape in shapes)
+
+
+def test_a_budget_is_kept() -> None:
+    model, x = case("images")
+    tape = encke.attach(model, budget="16KiB")
+    run = compiled(model)
+    for _ in range(5):
+        gradients(run, x)
+    assert tape.last_forward[0] <= 16 << 10
+
+
 def test_without_gradients_nothing_is_kept() -> None:
     model, x = case("images")
     tape = encke.attach(model, policy=LOSSY)

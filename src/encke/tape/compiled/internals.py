@@ -1,10 +1,10 @@
 """What is used of torch.compile beyond its public interface, all in one place.
 
-Written against torch 2.13, and tested with that version alone: where Inductor takes a partitioner (`custom_partitioner_fn`), the
-min-cut partitioner and the mark by which it keeps a value, the fake tensors that stand for a
-model's parameters while it is traced, what a node's `meta` says about where it comes from,
-and how a compiled artifact is kept out of the caches on disk.
-`tests/tape/test_compile_facts.py` tells when one changes.
+Written against torch 2.13, and tested with that version alone: where Inductor takes a
+partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
+value, the fake tensors that stand for a model's parameters while it is traced, what a node's
+`meta` says about where it comes from, and how a compiled artifact is kept out of the caches on
+disk. `tests/tape/test_compile_facts.py` tells when one changes.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def install(partition: Partition) -> None:
 @cache
 def _say_unsupported() -> None:
     log.warning(
-        "torch %s takes no partitioner of one's own: compiled graphs keep their tensors as they "
-        "are; torch 2.13 is what Encke's compiled graphs are written for",
+        "torch %s lets nobody else split its graphs: compiled models keep their tensors as "
+        "they are; torch 2.13 is what this is written for",
         torch.__version__,
     )
 

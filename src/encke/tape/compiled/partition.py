@@ -55,6 +55,7 @@ def partition(
         **options,
     )
     roles.spell_out_thresholds(gm.graph)
+    inputs = gm.graph.find_nodes(op="placeholder")
     decisions = roles.decisions(gm.graph)
     added = {node.name for node in decisions}
     forward, backward = internals.split_with_decisions(
@@ -65,7 +66,10 @@ def partition(
         num_fwd_outputs=num_fwd_outputs,
         **options,
     )
-    rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added)
+    weights = {
+        inputs[i].name for i in options.get("static_lifetime_input_indices") or parameters
+    }
+    rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
     if lays_out is not None and lays_out(forward):
         _give_with_channels_last(backward)
@@ -76,7 +80,7 @@ def _tape_of(joint_inputs: Sequence[Any]) -> tuple[Tape | None, dict[int, str]]:
     """The tape whose model has the most parameters in the graph, and which those are."""
     best: tuple[Tape | None, dict[int, str]] = None, {}
     for tape in attached:
-        if tape.model is None or not tape.is_active:
+        if tape.model is None:
             continue
         found = internals.parameters_among(joint_inputs, tape.model)
         if len(found) > len(best[1]):
@@ -94,6 +98,7 @@ class _Rewrite:
         backward: fx.GraphModule,
         outputs: int,
         added: set[str],
+        weights: set[str],
     ) -> None:
         self._tape, self._added = tape, added
         self._forward, self._backward = forward, backward
@@ -102,6 +107,9 @@ class _Rewrite:
         self._names = {id(m): name for name, m in tape.model.named_modules()}
         self._graph = CompiledGraph(tape)
         self._counts: dict[tuple[str, str], int] = {}
+        self._activations = roles.reached(
+            n for n in forward.graph.find_nodes(op="placeholder") if n.name not in weights
+        )
 
     def run(self, parameters: dict[int, str], *, plain: int) -> None:
         output = self._forward.graph.output_node()
@@ -141,7 +149,9 @@ class _Rewrite:
             return False
         if value.dtype in BOOLS | INTEGERS:
             return True
-        return value.dtype in FLOATS and not roles.must_be_exact(saved, in_backward)
+        if value.dtype not in FLOATS or saved not in self._activations:
+            return False  # weights in another type or form are weights still
+        return not roles.must_be_exact(saved, in_backward)
 
     # -- forward -------------------------------------------------------------------------
 

@@ -83,8 +83,8 @@ def spell_out_thresholds(graph: fx.Graph) -> None:
 
 def decisions(graph: fx.Graph) -> list[fx.Node]:
     """What must not be made again in backward from values with an error."""
-    from_values = _reached(n for n in graph.nodes if _is_float_input(n))
-    from_gradients = _reached(n for n in graph.nodes if _is_tangent(n))
+    from_values = reached(n for n in graph.nodes if _is_float_input(n))
+    from_gradients = reached(n for n in graph.nodes if _is_tangent(n))
     found: list[fx.Node] = []
     for node in graph.nodes:
         if node.op != "call_function" or node in from_gradients or node not in from_values:
@@ -115,7 +115,7 @@ def _is_float_input(node: fx.Node) -> bool:
     )
 
 
-def _reached(start: Iterable[fx.Node]) -> set[fx.Node]:
+def reached(start: Iterable[fx.Node]) -> set[fx.Node]:
     """Nodes that depend on any of `start`, those themselves included."""
     found: set[fx.Node] = set()
     stack = list(start)
@@ -137,7 +137,7 @@ def must_be_exact(saved: fx.Node, in_backward: fx.Node) -> str:
         return "has steps"
     if is_statistic(saved):
         return "a statistic"
-    gradients = _reached(n for n in in_backward.graph.nodes if _is_tangent(n))
+    gradients = reached(n for n in in_backward.graph.nodes if _is_tangent(n))
     seen: set[fx.Node] = set()
     stack = list(in_backward.users)
     while stack:
