@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encke.bound import Absolute, RmsRelative
-from encke.wire import CompressedComm, Plan, ddp, merged_states, tune
+from encke.wire import Choice, CompressedComm, Plan, ddp, merged_states, tune
+from encke.wire.cost import Coding
 from encke.wire.exchange import Exchange
 from encke.wire.lattice import deviation
 from encke.wire.link import Line, Link
@@ -322,11 +324,14 @@ def tuned(rank: int) -> dict[str, Any]:
     plan = tune(model, (x, target), bucket_cap_mb=0.01)
     kept = all(torch.equal(before[n], v) for n, v in model.state_dict().items())
     # A link said to be so slow that compression wins by far; what is seen says otherwise.
-    slow = Line(latency=1e-6, bandwidth=2e5)
+    slow = Line(latency=1e-6, bandwidth=100.0)
     wrong = Plan(
         link=Link(world=dist.get_world_size(), exchange=slow, reduce=slow),
-        workload=plan.workload,
-        codings=plan.codings,
+        workload=replace(plan.workload, seconds=0.01),
+        codings={
+            Choice(codec, 0.01): Coding(encode=1e-9, decode=1e-9, size=0.1, again=0.1)
+            for codec in ("entropy", "fixed")
+        },
     )
     chosen_first = wrong.chosen
     run = Run(plan=wrong, replan=5)
@@ -342,6 +347,7 @@ def tuned(rank: int) -> dict[str, Any]:
         "kept": kept,
         "gradients": [p.grad for p in model.parameters()],
         "at first": str(chosen_first),
+        "link": (slow.bandwidth, after.link.exchange.bandwidth),
         "at last": str(after.chosen),
         "observed": after.explain(),
         "parameters": run.parameters(),
