@@ -106,12 +106,12 @@ def _pixels() -> data.Examples:
 class Digits(Task):
     """Two convolutions and a linear layer."""
 
-    name, metric, target, most_steps, every, batch = "digits", "loss", 0.05, 400, 5, 128
+    name, metric, target, most_steps, every, batch = "digits", "loss", 0.05, 400, 1, 128
     rates: ClassVar[dict[str, dict[str, Any]]] = {
         "sgd": {"lr": 0.1},
         "adam": {"lr": 1e-2},
         "muon": {"lr": 0.02, "adam": 1e-2},
-        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-2},
+        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-3},
     }
 
     def build(self, seed: int) -> nn.Module:
@@ -142,7 +142,7 @@ class Cifar(Task):
         "sgd": {"lr": 0.05},
         "adam": {"lr": 3e-3},
         "muon": {"lr": 0.02, "adam": 3e-3},
-        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-2},
+        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-3},
     }
 
     def build(self, seed: int) -> nn.Module:
@@ -170,7 +170,7 @@ class Shakespeare(Task):
         "sgd": {"lr": 0.3},
         "adam": {"lr": 3e-3},
         "muon": {"lr": 0.02, "adam": 3e-3},
-        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-2},
+        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-3},
     }
 
     def build(self, seed: int) -> nn.Module:

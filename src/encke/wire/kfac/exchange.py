@@ -28,6 +28,11 @@ from encke.wire.kfac.solve import split_damping
 
 _LOG = logging.getLogger(__name__)
 
+#: Damping counts as at most this share of a factor's mean eigenvalue. A layer whose gradients
+#: are still small is damped far beyond that; as they grow its damping shrinks, while what was
+#: lost before stays in the average for a while.
+_LARGEST_DAMPING = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
@@ -173,15 +178,27 @@ class FactorExchange:
         )
 
     def _errors(self, head: Head, scale: Tensor, damping: float) -> Tensor:
-        """The error that each slot's entries may have in this batch."""
+        """The error that each slot's entries may have in this batch.
+
+        What counts is how large the averages are once this batch is in them: a batch may be
+        far larger or smaller than they are.
+        """
         factors = self._factors
-        if self._method == "inverse":
-            budget = split_damping(head.traces * scale, factors.partner, damping)
-        else:  # an error E on one side moves the Fisher by E ⊗ the other side
-            budget = damping / (head.norms * scale)[factors.partner]
         newest = factors.per_slot(
             [factors.newest_weight(unit) for unit in range(len(factors.units))]
         )
+
+        def after(averages: list[Tensor], batch: Tensor) -> Tensor:
+            return torch.cat(averages).double().cpu().lerp(batch * scale, newest)
+
+        means = [mean_trace(stack, stack.mean) for stack in factors.stacks]
+        traces = after(means, head.traces)
+        if self._method == "inverse":
+            budget = split_damping(traces, factors.partner, damping)
+        else:  # an error E on one side moves the Fisher by E ⊗ the other side
+            norms = [stack.mean.flatten(1).norm(dim=1) for stack in factors.stacks]
+            budget = damping / after(norms, head.norms)[factors.partner]
+        budget = budget.minimum(_LARGEST_DAMPING * traces)
         spread = torch.cat(
             [
                 torch.full((s.slots.stop - s.slots.start,), _norm_of_errors(s))
