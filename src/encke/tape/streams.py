@@ -60,7 +60,8 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         stream.wait_event(event)
