@@ -64,12 +64,7 @@ def test_every_kernel_that_is_launched_is_in_the_table() -> None:
 
 
 def test_no_kernel_fuses_a_product_and_a_sum(rows: list[dict[str, str]]) -> None:
-    """A division is made of fused operations on AMD, where there is no instruction for it."""
-    divides = ("group encode", "mask affine")
-    for r in rows:
-        divided = r["kernel"] in divides or "pointwise" in r["variant"]
-        if r["target"] != "gfx942" or not divided:
-            assert r["fused_multiply_adds"] == "0", r
+    assert {r["fused_multiply_adds"] for r in rows} == {"0"}
 
 
 def test_derived_times_follow_from_the_bytes_beside_them(rows: list[dict[str, str]]) -> None:
@@ -89,8 +84,7 @@ def test_a_kernel_compiles_without_a_gpu(target: str) -> None:
     variant = next(v for v in gpu_kernels.variants() if v.kernel == "mask affine")
     line = gpu_kernels.row(variant, target)
     assert int(str(line["registers"])) > 0
-    if target != "gfx942":
-        assert line["fused_multiply_adds"] == 0
+    assert line["fused_multiply_adds"] == 0
 
 
 def test_without_a_gpu_the_benchmark_says_so(
