@@ -222,6 +222,13 @@ class Tape:
             self._begin_step()
         self._ran.add(number)
 
+    def begin_graphs_backward(self) -> None:
+        """A compiled backward graph starts: the next forward graph begins a step.
+
+        Also where it was compiled anew, and is not one of those that ran.
+        """
+        self._ran.clear()
+
     def begin_call(self, frame: FrameType) -> None:
         """Enter for a call of the model, whose hooks run in `frame`.
 
