@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,20 +80,6 @@ def test_the_tutorial_runs(
     assert shown == [
         command for command in commands_of(README) if command in shown
     ]  # run there
-
-
-def test_the_index_has_a_place_for_every_page() -> None:
-    sys.path.insert(0, str(DOCS / "_extensions"))
-    try:
-        from page_patterns import named, patterns
-    finally:
-        sys.path.pop(0)
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    pages = [str(p.relative_to(DOCS).with_suffix("")) for p in DOCS.rglob("*.md")]
-    found = named(patterns(index), pages)
-    assert {"tutorial", "theory", "tape", "format", "climate", "jets"} <= set(found)
-    # What no pattern names is listed under the last heading.
-    assert ":others:" in index
 
 
 def test_the_readme_names_every_codec_and_every_bound() -> None:

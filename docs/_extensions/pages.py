@@ -35,6 +35,7 @@ class Pages(TocTree):
             found += sorted(existing - set(named(patterns(index), existing)) - {here})
         if not found:
             return []
+        self.options["glob"] = None  # Sphinx then reads the index again when pages come or go
         self.content = StringList(found, items=[(here, self.lineno)] * len(found))
         return super().run()
 

@@ -1,4 +1,4 @@
-"""The project's docstrings reach the reference pages as what they look like."""
+"""Docstrings reach the reference as what they look like, and every page its place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import ModuleType
 
 import pytest
 
-EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXTENSIONS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_extensions" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -68,3 +68,13 @@ def test_prose_has_no_markup_but_names() -> None:
 def test_two_spaces_inside_prose_make_no_table() -> None:
     lines = ["It ends.  Then it goes on", "in the next line."]
     assert to_rst(lines) == [*lines, ""]
+
+
+def test_the_index_has_a_place_for_every_page() -> None:
+    pages = load("page_patterns")
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    there = [str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")]
+    found = pages.named(pages.patterns(index), there)
+    assert {"tutorial", "theory", "tape", "format", "climate", "jets"} <= set(found)
+    # What no pattern names is listed under the last heading.
+    assert ":others:" in index
