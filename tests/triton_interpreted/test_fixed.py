@@ -131,7 +131,6 @@ def test_any_values_agree(values: list[float], kind: str) -> None:
     same(torch.tensor(values), quantiser(KINDS[kind], 0.1, torch.float32))
 
 
-@pytest.mark.slow
 def test_whole_chunks_and_a_second_page_of_dither_decode() -> None:
     x = torch.zeros(65536 + 300)
     x[65000:] = noise(836, torch.float32)
