@@ -64,6 +64,27 @@ def test_it_does_not_matter_whether_the_model_was_compiled_before_or_after() -> 
     assert later.step == 1
 
 
+def test_another_model_of_the_same_class_keeps_its_tensors_as_they_are() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x).tanh().sigmoid())
+
+    model, x = Own(), torch.randn(64, 64)
+    other = copy.deepcopy(model)
+    plain = gradients(other, x)
+    tape = encke.attach(model, policy=encke.Fixed(encke.RangeRelative(0.2)))
+    mine = gradients(compiled(model), x)
+    assert tape.step == 1
+    assert not torch.allclose(mine[2], plain[2], atol=1e-6)  # type: ignore[arg-type]
+    theirs = gradients(compiled(other), x)
+    assert tape.step == 1
+    assert torch.allclose(theirs[2], plain[2], atol=1e-6)  # type: ignore[arg-type]
+
+
 def test_what_is_kept_is_small_until_backward_and_gone_after() -> None:
     model, x = case("images")
     tape = encke.attach(model, policy=LOSSY)
