@@ -35,8 +35,18 @@ def case(kind: str) -> tuple[nn.Module, Tensor]:
     return transformer(), torch.randint(50, (16, 24))
 
 
-@pytest.mark.parametrize("kind", ["images", "text"])
-@pytest.mark.parametrize("decompose", [True, False], ids=["decomposed", "whole ops"])
+@pytest.mark.parametrize(
+    ("kind", "decompose"),
+    [
+        ("images", True),
+        ("images", False),
+        ("text", True),
+        pytest.param("text", False, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: (
+        value if isinstance(value, str) else "small ops" if value else "whole ops"
+    ),
+)
 def test_lossless_gradients_are_those_of_the_graph_without_a_tape(
     kind: str, decompose: bool
 ) -> None:
@@ -167,7 +177,7 @@ def test_bounds_that_change_compile_nothing_anew() -> None:
     assert len(tape.graphs) == 1
 
 
-@pytest.mark.parametrize("kind", ["images", "text"])
+@pytest.mark.parametrize("kind", ["images", pytest.param("text", marks=pytest.mark.slow)])
 def test_the_tolerance_bounds_the_variance_that_is_added(kind: str) -> None:
     model, x = case(kind)
     exact = gradients(compiled(copy.deepcopy(model)), x)
