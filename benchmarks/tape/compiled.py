@@ -187,17 +187,18 @@ def _policy(way: str, loop: Loop) -> Any:
 
 
 def _backend(budget: float | None) -> Any:
-    """Inductor, told how much of the activations it may keep (a share of all)."""
-    if budget is None:
-        return "inductor"
+    """Inductor, told how much of the activations it may keep (a share of all).
+
+    Each is a backend of its own, so that no two networks share code.
+    """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
-    def within_budget(gm: Any, inputs: Any) -> Any:
-        with config.patch(activation_memory_budget=budget):
+    def inductor(gm: Any, inputs: Any) -> Any:
+        with config.patch(activation_memory_budget=1.0 if budget is None else budget):
             return compile_fx(gm, inputs)
 
-    return within_budget
+    return inductor
 
 
 def _optimizer(name: str, net: Any) -> Any:

@@ -23,12 +23,21 @@ STRIDES = {
 
 @pytest.fixture
 def graph() -> CompiledGraph:
-    tape = Tape(LOSSY, model=nn.Linear(1, 1))
+    model = nn.Linear(1, 1).requires_grad_(False)
+    tape = Tape(LOSSY, model=model)
     made = CompiledGraph(tape)
     made.places.append(Place(site=Site("a", "relu", "output"), order=0))
     made.places.append(Place(site=Site("a", "le", "output"), order=1, added=True))
     weakref.finalize(made, lambda _: None, tape)  # the tape lives as long as its graph
     return made
+
+
+def begun(graph: CompiledGraph) -> Tensor:
+    tape = graph.tape
+    model = None if tape is None else tape.model
+    weight = torch.ones(1, 1) if model is None else model.weight
+    token: Tensor = operators.tape_begin(weight, graph.number)
+    return token
 
 
 def images(layout: str) -> Tensor:
@@ -42,11 +51,10 @@ def test_every_operator_passes_opcheck(
     graph: CompiledGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = images("contiguous")
-    device = torch.device("cpu")
-    token = operators.tape_begin(graph.number, device=device)
+    token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
     give = (handle, token, list(x.shape), list(x.stride()), x.dtype)
-    torch.library.opcheck(operators.tape_begin, (graph.number,), {"device": device})
+    torch.library.opcheck(operators.tape_begin, (torch.ones(2), graph.number))
     torch.library.opcheck(operators.tape_keep, (x, token, graph.number, 0))
     torch.library.opcheck(operators.tape_observe, ([x, handle], [4], graph.number))
     # opcheck copies what it is given, and a copy of a handle stands for nothing.
@@ -61,7 +69,7 @@ def test_a_tensor_comes_back_within_its_bound_in_the_layout_that_is_asked_for(
     graph: CompiledGraph, kept: str, given: str
 ) -> None:
     x = images(kept)
-    token = operators.tape_begin(graph.number, device=x.device)
+    token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
     assert handle.numel() == 1
     y = operators.tape_give(handle, token, list(x.shape), list(STRIDES[given]), x.dtype)
@@ -72,7 +80,7 @@ def test_a_tensor_comes_back_within_its_bound_in_the_layout_that_is_asked_for(
 
 def test_truth_values_come_back_as_they_were(graph: CompiledGraph) -> None:
     x = images("channels last") > 0
-    token = operators.tape_begin(graph.number, device=x.device)
+    token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 1)
     y = operators.tape_give(handle, token, list(x.shape), list(x.stride()), x.dtype)
     assert torch.equal(x, y)
@@ -86,7 +94,7 @@ def test_what_a_graph_asks_of_a_tape_that_is_gone_is_kept_as_it_is(
     tape.detach()
     assert graph.tape is None
     x = images("contiguous")
-    token = operators.tape_begin(graph.number, device=x.device)
+    token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
     y = operators.tape_give(handle, token, list(x.shape), list(x.stride()), x.dtype)
     assert torch.equal(x, y)
@@ -95,4 +103,4 @@ def test_what_a_graph_asks_of_a_tape_that_is_gone_is_kept_as_it_is(
 
 def test_a_graph_of_another_process_says_so() -> None:
     with pytest.raises(encke.UnsupportedError, match="compiled in another"):
-        operators.tape_begin(10**9, device=torch.device("cpu"))
+        operators.tape_begin(torch.ones(1), 10**9)

@@ -61,6 +61,7 @@ class CompiledGraph:
         self.probed: dict[int, int] = {}
         self._tape = weakref.ref(tape, lambda _: self.forget())
         self._kept = 0
+        self._foreign = False
         _graphs[self.number] = self
 
     @property
@@ -69,16 +70,21 @@ class CompiledGraph:
         tape = self._tape()
         return tape if tape is not None and tape.is_active else None
 
-    def begin(self) -> None:
-        """The forward graph starts."""
+    def begin(self, parameter: Tensor) -> None:
+        """The forward graph starts, with a parameter of the model that it runs for.
+
+        Code that was compiled for one model may serve another of the same class, which has no
+        tape: what that one keeps is kept as it is.
+        """
         self._kept = 0
         tape = self.tape
-        if tape is not None:
+        self._foreign = tape is not None and not _has_parameter(tape, parameter)
+        if tape is not None and not self._foreign:
             tape.begin_graph(self.number)
 
     def keep(self, index: int, t: Tensor) -> Kept:
         """Keep the tensor of a place."""
-        place, tape = self.places[index], self.tape
+        place, tape = self.places[index], None if self._foreign else self.tape
         self._kept += 1
         if tape is None:
             return Kept(index, _as_it_is(place.site, t))
@@ -110,6 +116,12 @@ class Kept:
         if isinstance(self.source, Whole) and self.source.slot.kind == "exact":
             return value.clone()
         return value
+
+
+def _has_parameter(tape: Tape, given: Tensor) -> bool:
+    model = tape.model
+    address = given.data_ptr()
+    return model is not None and any(p.data_ptr() == address for p in model.parameters())
 
 
 def graph(number: int) -> CompiledGraph:

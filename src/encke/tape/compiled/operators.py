@@ -1,6 +1,6 @@
 """The operators that stand in compiled graphs in place of what they would keep.
 
-forward    token = tape_begin(graph); handle = tape_keep(x, token, graph, place)
+forward    token = tape_begin(parameter, graph); handle = tape_keep(x, token, graph, place)
 backward   token = tape_observe(inputs, sizes, graph); x = tape_give(handle, token, size, …)
 
 Numbers of graph and place are constants of the graph; bounds, codecs and seeds are not in it
@@ -23,7 +23,7 @@ from encke.tape.compiled.graphs import behind, graph, handle_for
 _LIBRARY = torch.library.Library("encke", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _SCHEMAS = {
-    "tape_begin": "(int graph, *, Device device) -> Tensor",
+    "tape_begin": "(Tensor parameter, int graph) -> Tensor",
     "tape_keep": "(Tensor x, Tensor token, int graph, int place) -> Tensor",
     "tape_observe": "(Tensor[] inputs, SymInt[] sizes, int graph) -> Tensor",
     "tape_give": (
@@ -40,9 +40,9 @@ _TAGS = tuple(
 )
 
 
-def _begin(number: int, *, device: torch.device) -> Tensor:
-    graph(number).begin()
-    return torch.zeros((), dtype=torch.float64, device=device)
+def _begin(parameter: Tensor, number: int) -> Tensor:
+    graph(number).begin(parameter)
+    return torch.zeros((), dtype=torch.float64, device=parameter.device)
 
 
 def _keep(x: Tensor, _token: Tensor, number: int, place: int) -> Tensor:
@@ -70,8 +70,8 @@ def _give(
         return given.copy_(value)
 
 
-def _fake_begin(number: int, *, device: torch.device) -> Tensor:
-    return torch.empty((), dtype=torch.float64, device=device)
+def _fake_begin(parameter: Tensor, number: int) -> Tensor:
+    return parameter.new_empty((), dtype=torch.float64)
 
 
 def _fake_keep(x: Tensor, _token: Tensor, number: int, place: int) -> Tensor:

@@ -69,7 +69,9 @@ def partition(
     weights = {
         inputs[i].name for i in options.get("static_lifetime_input_indices") or parameters
     }
-    rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights)
+    # The smallest is never copied into another layout.
+    known = min((inputs[i] for i in parameters), key=roles.count_of).name
+    rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights, known)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
     if lays_out is not None and lays_out(forward):
         _give_with_channels_last(backward)
@@ -99,6 +101,7 @@ class _Rewrite:
         outputs: int,
         added: set[str],
         weights: set[str],
+        known: str,
     ) -> None:
         self._tape, self._added = tape, added
         self._forward, self._backward = forward, backward
@@ -107,9 +110,9 @@ class _Rewrite:
         self._names = {id(m): name for name, m in tape.model.named_modules()}
         self._graph = CompiledGraph(tape)
         self._counts: dict[tuple[str, str], int] = {}
-        self._activations = roles.reached(
-            n for n in forward.graph.find_nodes(op="placeholder") if n.name not in weights
-        )
+        given = forward.graph.find_nodes(op="placeholder")
+        self._activations = roles.reached(n for n in given if n.name not in weights)
+        self._parameter = next(n for n in given if n.name == known)
 
     def run(self, parameters: dict[int, str], *, plain: int) -> None:
         output = self._forward.graph.output_node()
@@ -158,10 +161,8 @@ class _Rewrite:
     def _keep(self, chosen: list[fx.Node]) -> dict[fx.Node, fx.Node]:
         graph, number = self._forward.graph, self._graph.number
         first = next(n for n in graph.nodes if n.op != "placeholder")
-        value = roles.tensor_of(chosen[0])
-        assert value is not None
         with graph.inserting_before(first):
-            token = _call(graph, tape_begin, (number,), device=value.device)
+            token = _call(graph, tape_begin, (self._parameter, number))
         handles: dict[fx.Node, fx.Node] = {}
         for index, saved in enumerate(chosen):
             self._graph.places.append(
@@ -231,11 +232,11 @@ def _give_with_channels_last(backward: fx.GraphModule) -> None:
     backward.recompile()
 
 
-def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...], **options: Any) -> fx.Node:
+def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...]) -> fx.Node:
     """A call of one of the tape's operators, with what its result looks like."""
-    node = graph.call_function(op, args, options)
+    node = graph.call_function(op, args)
     values = fx.node.map_arg(args, lambda n: n.meta["val"])
-    node.meta["val"] = op(*values, **options)
+    node.meta["val"] = op(*values)
     return node
 
 
