@@ -20,6 +20,8 @@ _COLUMNS = (
     "communication_ms",
     "of_fp16",
     "sent_mb",
+    "processor_ms",
+    "processor_alone_ms",
     "codec",
     "largest_error_of_bound",
     "deviation_of_promised",
@@ -44,7 +46,9 @@ def add_to(commands: Any) -> None:
         description="Trains with DDP on ranks in network namespaces whose links pass through a "
         "token bucket (`tc tbf`), with each hook in turn. Needs the right to make namespaces; "
         "they are removed on every exit. Communication is what a step takes beyond one without "
-        "exchange. Errors are of one further step, held against an exact all-reduce.",
+        "exchange. Bytes are those of the link, headers included; processor time is that of a "
+        "rank's whole process. Errors are of one further step, held against an exact "
+        "all-reduce.",
     )
     bench.add_argument("--ranks", default="2", metavar="N,N", help="as in 2,4 (default 2)")
     bench.add_argument(
@@ -152,6 +156,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
             "communication ms",
             "of fp16",
             "sent MB",
+            "processor ms",
             "error/bound",
             "deviation/promised",
         ],
@@ -162,6 +167,7 @@ def _print(title: str, rows: list[dict[str, Any]]) -> None:
                 shown(row, "communication_ms"),
                 shown(row, "of_fp16", 2),
                 shown(row, "sent_mb", 2),
+                shown(row, "processor_ms", 0),
                 shown(row, "largest_error_of_bound", 3),
                 shown(row, "deviation_of_promised", 3),
             ]

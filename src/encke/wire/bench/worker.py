@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from encke.wire.bench.contestants import CONTESTANTS, Contestant
+from encke.wire.bench.links import INTERFACE
 from encke.wire.bench.workload import Batches, loss_of, network
 from encke.wire.comm import CompressedComm
 from encke.wire.noise import NoiseRule
@@ -35,13 +36,15 @@ class Training:
         self.batches = Batches(rank, batch)
         self.comm = contestant.register(self.ddp, self.batches.next())
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.02)
+        self.processor: list[float] = []
+        self.sent: list[int] = []
 
     def step(self, *, exchange: bool = True) -> float:
         """Seconds of forward, backward and exchange, all ranks starting together; of the
         slowest rank."""
         batch = self.batches.next()
         dist.barrier()
-        begin = time.perf_counter()
+        begin, processor, sent = time.perf_counter(), time.process_time(), link_bytes()
         self.optimizer.zero_grad()
         if exchange:
             loss_of(self.ddp, batch).backward()  # type: ignore[no-untyped-call]
@@ -49,6 +52,8 @@ class Training:
             with self.ddp.no_sync():
                 loss_of(self.ddp, batch).backward()  # type: ignore[no-untyped-call]
         seconds = torch.tensor([time.perf_counter() - begin])
+        self.processor.append(time.process_time() - processor)
+        self.sent.append(link_bytes() - sent)
         self.optimizer.step()
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         return float(seconds)
@@ -63,13 +68,18 @@ def measure(names: list[str], job: dict[str, Any], rank: int) -> list[dict[str, 
     for name, training in trainings.items():
         for _ in range(CONTESTANTS[name].warm_up):
             training.step()
-    sent = {name: _sent(training) for name, training in trainings.items()}
+    for training in trainings.values():
+        training.processor.clear()
+        training.sent.clear()
     times: dict[str, list[float]] = {name: [] for name in names}
+    bystander = Training(CONTESTANTS["none"], job["megabytes"], rank, job["batch"])
+    bystander.step()
+    bystander.processor.clear()
     alone = []
     for _ in range(job["steps"]):
         for name, training in trainings.items():
             times[name].append(training.step())
-        alone.append(trainings[names[0]].step(exchange=False))
+        alone.append(bystander.step(exchange=False))
     found = []
     for name, training in trainings.items():
         row: dict[str, Any] = {
@@ -79,19 +89,26 @@ def measure(names: list[str], job: dict[str, Any], rank: int) -> list[dict[str, 
             "best_ms": 1e3 * min(times[name]),
             "alone_ms": 1e3 * statistics.median(alone),
             "best_alone_ms": 1e3 * min(alone),
+            "processor_ms": 1e3 * statistics.median(training.processor),
+            "processor_alone_ms": 1e3 * statistics.median(bystander.processor),
+            "sent_mb": statistics.median(training.sent) / 1e6,
             "steps": job["steps"],
         }
         if training.comm is not None:
             row["codec"] = training.comm.settings.codec
-            row["sent_mb"] = (_sent(training) - sent[name]) / job["steps"] / 1e6
             row |= _certificate(training)
             training.comm.close()
         found.append(row)
     return found
 
 
-def _sent(training: Training) -> int:
-    return training.comm.exchange.sent_bytes if training.comm is not None else 0
+def link_bytes() -> int:
+    """Bytes that have left by this namespace's link, headers included."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == INTERFACE:
+            return int(counters.split()[8])
+    return 0
 
 
 def _certificate(training: Training) -> dict[str, Any]:
