@@ -20,7 +20,7 @@ class Placement:
 
     >>> grid = Placement.of([8.0, 1.0, 1.0, 4.0], world=4, fraction=0.5)
     >>> grid.columns, grid.rows, grid.solver
-    (((0, 1), (2, 3)), ((0, 2), (1, 3)), (0, 3, 2, 2))
+    (((0, 1), (2, 3)), ((0, 2), (1, 3)), (0, 3, 3, 2))
     """
 
     workers: int
