@@ -137,7 +137,7 @@ def _digits() -> data.Source:
 class Cifar(Task):
     """Three strided convolutions on 4,096 pictures."""
 
-    name, metric, target, most_steps, every, batch = "cifar10", "loss", 1.3, 300, 10, 128
+    name, metric, target, most_steps, every, batch = "cifar10", "loss", 1.3, 300, 20, 128
     rates: ClassVar[dict[str, dict[str, Any]]] = {
         "sgd": {"lr": 0.05},
         "adam": {"lr": 3e-3},
@@ -170,7 +170,7 @@ class Shakespeare(Task):
         "sgd": {"lr": 0.3},
         "adam": {"lr": 3e-3},
         "muon": {"lr": 0.02, "adam": 3e-3},
-        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-3},
+        "kfac": {"lr": 0.3, "damping": 3e-2, "kl_clip": 1e-2},
     }
 
     def build(self, seed: int) -> nn.Module:
