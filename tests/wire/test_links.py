@@ -71,8 +71,10 @@ def test_namespaces_are_gone_after_an_error() -> None:
     assert namespaces_of(os.getpid()) == []
 
 
+# Tests that run in the background may have been told to ignore Ctrl-C: a child would inherit it.
 _HOLDS = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from encke.wire.bench.links import Rate, ShapedLinks
 from encke.wire.bench.run import _signals_as_exceptions
 with _signals_as_exceptions(), ShapedLinks(2, Rate(None)):
