@@ -71,7 +71,7 @@ def test_namespaces_are_gone_after_an_error() -> None:
     assert namespaces_of(os.getpid()) == []
 
 
-# Tests that run in the background may have been told to ignore Ctrl-C: a child would inherit it.
+# Tests in the background may have been told to ignore Ctrl-C, which a child would inherit.
 _HOLDS = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
