@@ -15,6 +15,8 @@ from encke.cli import main, study_progress
 from encke.study import results
 from encke.study.schema import problems
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "how-to-study.md").read_text()
 
 

@@ -14,6 +14,8 @@ import pytest
 from climate_tables import tables as climate_tables
 from jets_tables import tables as jets_tables
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -19,6 +19,8 @@ import encke
 from encke.errors import UnsupportedError
 from encke.integrations.lightning import EnckeCallback
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = [lightning, pytorch_lightning]
 
 

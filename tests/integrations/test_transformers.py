@@ -22,6 +22,8 @@ import encke
 from encke.errors import UnsupportedError
 from encke.integrations.transformers import EnckeCallback
 
+pytestmark = pytest.mark.slow
+
 
 class Words(Dataset[dict[str, torch.Tensor]]):
     """Sixteen sentences of 64 tokens that count up."""

@@ -18,6 +18,8 @@ from encke.study.recompute import recompute
 from encke.study.schema import SHAPE, problems
 from encke.study.ways import parse
 
+pytestmark = pytest.mark.slow
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "study-results.md").read_text()
 
 

@@ -17,6 +17,8 @@ from encke.study.errors import StudyError
 from encke.study.train import train
 from encke.study.training import Training
 
+pytestmark = pytest.mark.slow
+
 LONGER = {"steps": 22, "points": 3, "pairs": 1, "train": 512, "test": 64}
 
 

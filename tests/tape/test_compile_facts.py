@@ -16,6 +16,8 @@ from torch._dynamo.backends.debugging import boxed_nop
 
 from encke.tape.compiled import internals, roles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:

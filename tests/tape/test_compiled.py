@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import encke
 from encke.tape.compiled import graphs
 
+pytestmark = pytest.mark.slow
+
 IMAGES = (32, 3, 16, 16)
 
 

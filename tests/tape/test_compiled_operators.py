@@ -15,6 +15,8 @@ from encke.tape.compiled import operators
 from encke.tape.compiled.graphs import CompiledGraph, Place
 from encke.tape.protocol import Site
 
+pytestmark = pytest.mark.slow
+
 STRIDES = {
     "contiguous": (1024, 64, 8, 1),
     "channels last": (1024, 1, 128, 16),

@@ -12,6 +12,8 @@ from ranks import run_on_ranks
 from encke.errors import UnsupportedError
 from encke.wire.kfac.placement import Placement
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
