@@ -61,14 +61,14 @@ class ChunkDecoder {
                         __attribute__((always_inline)) { target.clear(); });
         each(kDenseNarrow, [](int width, const uint8_t* from, const Target<Streaming>& target,
                               int sign) __attribute__((always_inline)) {
-            const __m256i s = _mm256_set1_epi32(sign * 0x01010101);
+            const __m256i s = _mm256_set1_epi8(static_cast<char>(sign));
             __m256i bytes = planes_to_packed(load_planes(from, width));
             bytes = _mm256_sub_epi8(_mm256_xor_si256(bytes, s), s);
             for (int g = 0; g < 4; ++g) target.put(g, widened_bytes(bytes, g));
         });
         each(kDenseWide, [](int width, const uint8_t* from, const Target<Streaming>& target,
                             int sign) __attribute__((always_inline)) {
-            const __m256i s = _mm256_set1_epi32(sign * 0x00010001);
+            const __m256i s = _mm256_set1_epi16(static_cast<short>(sign));
             const __m256i low = planes_to_packed(load32(from));
             const __m256i high = planes_to_packed(load_planes(from + 32, width - 8));
             const __m256i none = _mm256_setzero_si256();
