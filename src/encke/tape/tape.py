@@ -10,45 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from encke.bound import Lossless
-from encke.codec import Packed, compress
-from encke.codec.contract import BOOLS, FLOATS, INTEGERS
-from encke.codec.registry import by_name
 from encke.errors import UnsupportedError
-from encke.tape import graph, store, windows
-from encke.tape.channels import Channels, channels_of
-from encke.tape.choice import Choices
-from encke.tape.derive import Deriver
+from encke.tape import graph
 from encke.tape.effects import Probe
 from encke.tape.handle import Handle
-from encke.tape.kept import (
-    Derived,
-    Integers,
-    Recent,
-    Shape,
-    Sides,
-    Slot,
-    Source,
-    TwoValued,
-    Whole,
-)
+from encke.tape.keeping import Keeping
+from encke.tape.kept import Source
 from encke.tape.lane import Lanes
-from encke.tape.ledger import Held, Ledger, SavedStorage, Storages
-from encke.tape.protocol import Effect, Policy, Sight, Site, Treatment
-from encke.tape.records import Record, Records
-from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
-from encke.tape.store import Geometry
+from encke.tape.ledger import Storages
+from encke.tape.protocol import Effect, Policy, Site
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
 
 if TYPE_CHECKING:
     from encke.tape.compiled.graphs import CompiledGraph
 
-#: Tensors of fewer bytes stay as they are: a header would eat what is saved.
-SMALL = 4096
 
-
-class Tape:
+class Tape(Keeping):
     """Keeps what backward needs, within bounds that `policy` sets.
 
     Enter it around a forward pass; backward may run whenever and as often as it likes. See
@@ -56,16 +34,10 @@ class Tape:
     """
 
     def __init__(self, policy: Policy, *, model: nn.Module | None = None) -> None:
-        self.policy = policy
-        self.ledger = Ledger()
-        self.records = Records()
-        self.step = 0
+        super().__init__(policy)
         self.model = model
         self._where = Whereabouts(model)
         self._storages = Storages(self.ledger)
-        self.recent = Recent()
-        self._choices = Choices()
-        self._lanes: Lanes | None = None
         self._watch: Watch | None = None
         self._depth = 0
         self._pauses = 0
@@ -73,7 +45,6 @@ class Tape:
         self.last_forward = 0, 0
         self._calls: list[FrameType] = []
         self._last = -1
-        self.order = 0
         self._counts: dict[tuple[str, str, str], int] = {}
         self._names: dict[int, str] = {}
         self._state: set[int] = set()
@@ -84,8 +55,6 @@ class Tape:
         self._detached = False
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
-        #: Called with every slot that is packed and the exact tensor it was packed from.
-        self.packed: list[Callable[[Slot, Tensor], None]] = []
 
     # -- what it holds -------------------------------------------------------------------
 
@@ -289,7 +258,7 @@ class Tape:
                 continue
             site = self._site(op, role)
             storage = self._storages.of(t)
-            source = self._keep(node, site, t, storage)
+            source = self.keep(node, site, t, storage)
             handle = Handle(source, site, t, storage)
             raw.register_hooks(_Give(handle), unpack)
             if any(slot.observed for slot in source.slots()):
@@ -327,182 +296,6 @@ class Tape:
         for listener in self.listeners:
             listener(effect)
 
-    # -- how a tensor is kept ------------------------------------------------------------
-
-    def _keep(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
-        rule = find(site.op, site.role) or EXACT
-        if t.numel() * t.element_size() < SMALL:
-            return self._as_it_is(site, t, storage, "small")
-        if not t.is_floating_point():
-            rule = _for_integers(rule, t)
-        need = rule.need
-        if need is Need.SHAPE:
-            return self._noted(Shape(t), site, t, 0, "only its shape is needed")
-        if need is Need.SIGN:
-            return self._sides(node, site, t, storage, rule)
-        if need is Need.WINDOW:
-            return self._window(node, site, t, storage)
-        if need is Need.INDEX:
-            return self._integers(site, t)
-        if need is Need.EXACT:
-            why = "needs every bit" if known(site.op) else f"no rule for {site.op}"
-            return self._as_it_is(site, t, storage, why)
-        if need is not Need.VALUE and not t.requires_grad:
-            return self._constant(site, t, storage)
-        if t.dtype not in FLOATS:
-            return self._as_it_is(site, t, storage, f"{t.dtype} values")
-        return self._values(site, t, storage, channels_of(node, site.op, site.role, t))
-
-    def _integers(self, site: Site, t: Tensor) -> Source:
-        once = store.unexpanded(t)
-        if once is not None:
-            return _expanded(self._integers(site, once), t)
-        source = Integers(t, self.ledger)
-        return self._noted(source, site, t, source.nbytes, "narrowed")
-
-    def _values(
-        self, site: Site, t: Tensor, storage: SavedStorage, channels: Channels | None = None
-    ) -> Source:
-        once = store.unexpanded(t)
-        if once is not None:
-            if once.numel() * once.element_size() < SMALL:
-                return self._as_it_is(site, t, storage, "small")
-            return _expanded(self._values(site, once, storage), t)
-        geometry = Geometry.of(t)
-        found = store.find_values(storage, geometry)
-        sight = Sight(
-            site=site,
-            tensor=t,
-            step=self.step,
-            order=self.order,
-            channels=channels is not None,
-        )
-        treatment = self.policy.treat(sight)
-        if found is not None:
-            slot = next(found.slots())
-            self.records.share(site, slot.site, t, "shared")
-            return found
-        if treatment.derive:
-            exact = isinstance(treatment.bound, Lossless)
-            deriver = Deriver(arithmetic=not exact, recompute=treatment.recompute)
-            derived = deriver.value_of(t.grad_fn, tuple(t.shape))
-            if derived is not None:
-                if not isinstance(derived, Derived):
-                    derived = Derived(derived, lambda x: x, "copy")
-                self.records.share(site, next(derived.slots()).site, t, derived.how)
-                return derived
-        if treatment.bound is None or storage.is_held():
-            why = treatment.why if treatment.bound is None else "kept anyway"
-            return self._as_it_is(site, t, storage, why)
-        slot = self.pack(site, t, treatment, channels=channels)
-        for see in self.packed:
-            see(slot, t)
-        slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
-        if treatment.check:
-            slot.check = t.detach()
-            slot.checked = storage.hold()
-        store.remember(storage, geometry, slot)
-        sides = store.find_sides(storage, geometry)
-        if sides is not None and slot.exact_zeros:
-            self.records.follow(sides.site, slot.site)
-            sides.follow(Whole(slot))
-        return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
-
-    def pack(
-        self, site: Site, t: Tensor, treatment: Treatment, *, channels: Channels | None = None
-    ) -> Slot:
-        assert treatment.bound is not None
-        exact = isinstance(treatment.bound, Lossless)
-        codec = treatment.codec
-        number = treatment.bound.number
-        if codec == "auto":
-            codec = self._choices.get(site, self.step, number) or "auto"
-        zeros = codec == "auto" or by_name(codec).keeps_zeros
-        if exact or not treatment.normalise:
-            channels = None
-        options = {
-            "codec": codec,
-            "prefer": treatment.prefer,
-            "dither": treatment.dither and not exact and zeros,
-            "keep_nonzero": not exact and zeros,
-            "seed": (self.step << 20) + self.order if not exact else 0,
-        }
-
-        def make() -> Packed:
-            values = t if channels is None else channels.normalise(t)
-            return compress(values, treatment.bound, **options)  # type: ignore[arg-type]
-
-        lane = None if self._lanes is None else self._lanes.of(t.device)
-        packed = make() if lane is None else lane.pack(t, make, offload=treatment.offload)
-        slot = Slot.packed(
-            site, packed, self.ledger, recent=self.recent, offload=treatment.offload
-        )
-        if codec == "auto":
-            self._choices.put(site, self.step, number, slot.codec)
-        slot.channels = channels
-        slot.exact_zeros = zeros and channels is None
-        return slot
-
-    def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:
-        size = t.numel() * t.element_size()
-        if size < SMALL <= storage.nbytes and not storage.is_held():
-            # A small slice must not keep alive all that it was cut from.
-            t, held = t.clone(), Held(self.ledger, size)
-            slot = Slot.exact(site, t, held, recent=self.recent, why=why)
-            return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
-        slot = Slot.exact(site, t, storage.hold(), recent=self.recent, why=why)
-        store.remember(storage, Geometry.of(t), slot)
-        return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
-
-    def _constant(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
-        scale = is_two_valued(t) if store.unexpanded(t) is None else None
-        if scale is None:
-            return self._as_it_is(site, t, storage, "a constant of the graph")
-        source = TwoValued(t, scale, self.ledger)
-        return self._noted(source, site, t, source.nbytes, "two values: one bit each")
-
-    def _sides(
-        self, node: Any, site: Site, t: Tensor, storage: SavedStorage, rule: Rule
-    ) -> Source:
-        assert rule.sides is not None
-        mask = rule.split(t, node) if rule.split is not None else None
-        sides = Sides(site, t, rule.sides(node), self.ledger, mask=mask)
-        if rule.zero_tells:
-            store.remember(storage, Geometry.of(t), sides)
-        return self._noted(sides, site, t, sides.nbytes, "only its sign is needed")
-
-    def _window(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
-        pooled = graph.saved_tensor(node, "self")
-        places = None if pooled is None else windows.to_places(t, node, pooled.shape)
-        if places is None:
-            source = Integers(t, self.ledger)
-        else:
-            source = Integers(places[0], self.ledger, dtype=t.dtype, restore=places[1])
-        return self._noted(source, site, t, source.nbytes, "place in the window")
-
-    def _noted(
-        self,
-        source: Source,
-        site: Site,
-        t: Tensor,
-        stored: int,
-        why: str,
-        slot: Slot | None = None,
-    ) -> Source:
-        self.records.keep(
-            Record(
-                site=site,
-                shape=tuple(t.shape),
-                plain=t.numel() * t.element_size(),
-                stored=stored,
-                how=source.how if slot is None else slot.kind,
-                codec=slot.codec if slot is not None else source.how,
-                error=slot.error if slot is not None else 0.0,
-                why=why,
-            )
-        )
-        return source
-
 
 class _Give:
     """A pack hook that hands over a handle made before."""
@@ -525,16 +318,3 @@ def _is_running(frame: FrameType, here: FrameType | None) -> bool:
     while here is not None and here is not frame:
         here = here.f_back
     return here is frame
-
-
-def _expanded(source: Source, t: Tensor) -> Source:
-    """What `source` keeps once, repeated as in `t`."""
-    shape = tuple(t.shape)
-    return Derived(source, lambda x: x.expand(shape), source.how)
-
-
-def _for_integers(rule: Rule, t: Tensor) -> Rule:
-    """Integers and truth values are never lossy."""
-    if rule.need in (Need.SHAPE, Need.WINDOW, Need.EXACT):
-        return rule
-    return INDEX if t.dtype in BOOLS | INTEGERS else EXACT

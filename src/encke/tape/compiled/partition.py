@@ -23,8 +23,9 @@ from encke.tape.compiled import internals, roles
 from encke.tape.compiled.graphs import CompiledGraph, Place
 from encke.tape.compiled.internals import Partition, Split
 from encke.tape.compiled.operators import tape_begin, tape_give, tape_keep, tape_observe
+from encke.tape.keeping import SMALL
 from encke.tape.protocol import Site
-from encke.tape.tape import SMALL, Tape
+from encke.tape.tape import Tape
 
 #: The tapes whose models may be compiled.
 attached: weakref.WeakSet[Tape] = weakref.WeakSet()
