@@ -69,22 +69,22 @@ LOSSLESS = Treatment(bound=Lossless(), dither=False, derive=False, why="lossless
 class Effect:
     """What the error of one kept tensor does to the gradients that one op returns.
 
-    site             of the tensor whose error this is about
-    consumer         the op that used it, straight or derived
-    order            of the op in the forward pass
-    error            the bound that the tensor was kept with, in its own units (those of the
-                     normalised values where it was kept so)
-    values           how many values the tensor has
-    mean_square      mean square of the error in what the op saw (after deriving)
-    input_square     mean square of what the op saw
-    parameter        name of the parameter whose gradient the op computes, if any
-    parameter_square ‖dW‖² of that gradient
-    gradient_square  ‖dY‖² of the gradient that came in
-    products         for linear layers and convolutions: how many elements of dW each element
-                     of dY enters; with it the closed form holds. Zero for other ops
-    probed           for other ops: ‖ΔdW‖² under a fresh error of the same size
-    stream           ‖Δdx‖² / ‖dx‖² in the gradient that flows on, under that error
-    measured         true (‖ΔdW‖², ‖Δdx‖² / ‖dx‖²), where the exact tensor was kept to compare
+    site              of the tensor whose error this is about
+    consumer          the op that used it, straight or derived
+    order             of the op in the forward pass
+    error             the bound that the tensor was kept with, in its own units
+                      (of the normalised values, where it was kept so)
+    values            how many values the tensor has
+    mean_square       mean square of the error in what the op saw (after deriving)
+    input_square      mean square of what the op saw
+    parameter         name of the parameter whose gradient the op computes, if any
+    parameter_square  ‖dW‖² of that gradient
+    gradient_square   ‖dY‖² of the gradient that came in
+    products          for linear layers and convolutions: how many elements of dW each element
+                      of dY enters; with it the closed form holds. Zero for other ops
+    probed            for other ops: ‖ΔdW‖² under a fresh error of the same size
+    stream            ‖Δdx‖² / ‖dx‖² in the gradient that flows on, under that error
+    measured          true (‖ΔdW‖², ‖Δdx‖² / ‖dx‖²), where the exact tensor was kept to compare
     """
 
     site: Site
