@@ -149,11 +149,19 @@ def test_killed_at_any_moment_and_started_again_it_gives_the_same_table(tmp_path
 def test_ctrl_c_ends_the_cells_and_says_how_to_go_on(tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     study.write_text(STUDY.replace("steps = 6", "steps = 100000"))
-    process = start(study, tmp_path / "out", stdout=subprocess.DEVNULL)
-    wait_for(lambda: _children(process.pid))
-    cells = _children(process.pid)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE)
+    # A test run in the background of a shell ignores Ctrl-C, and its children would too.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = start(study, tmp_path / "out", stdout=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGINT, ours)
+    try:
+        wait_for(lambda: _children(process.pid))
+        cells = _children(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "2 cells are left; run it again to go on" in said
     assert "Traceback" not in said
