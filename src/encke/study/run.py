@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from encke.ops import processors
 from encke.study import results
 from encke.study.cell import killed
 from encke.study.cells import Cell
@@ -159,7 +160,7 @@ class _Pool:
 
     def _start(self, cell: Cell) -> None:
         results.cell_path(self._directory, cell.id).unlink(missing_ok=True)  # of a failure
-        threads = max(1, (os.cpu_count() or 1) // self._jobs)
+        threads = max(1, processors.usable() // self._jobs)
         said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-m", "encke.study.cell", str(self._directory)],

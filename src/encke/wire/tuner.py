@@ -6,10 +6,8 @@ they take from each other on one machine is then part of the figures.
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encke.errors import UnsupportedError
+from encke.ops import processors
 from encke.ops.select import select
 from encke.wire.collectives import group_of_its_own
 from encke.wire.cost import Bucket, Coding, Workload, again_of
@@ -174,11 +173,9 @@ def _together(group: Any) -> float:
     hosts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     here = hosts.count(socket.gethostname())
-    processors = (
-        len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    )
     threads = here * torch.get_num_threads()
-    return min(1.0, processors / (2 * threads)) / min(1.0, processors / threads)
+    room = processors.usable() / threads
+    return min(1.0, room / 2) / min(1.0, room)
 
 
 def _codings(
