@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from encke.tape import products
 from encke.tape.graph import kept_for, leaf_behind, op_name, running_node
-from encke.tape.kept import Slot, Source, Whole, Window
+from encke.tape.kept import Source, Whole, Window
 from encke.tape.protocol import Effect, Site
+from encke.tape.slot import Slot
 
 Gradients = Sequence[Tensor | None]
 

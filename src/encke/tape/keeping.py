@@ -18,10 +18,8 @@ from encke.tape.derive import Deriver
 from encke.tape.kept import (
     Derived,
     Integers,
-    Recent,
     Shape,
     Sides,
-    Slot,
     Source,
     TwoValued,
     Whole,
@@ -31,6 +29,7 @@ from encke.tape.ledger import Held, Ledger, SavedStorage
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
+from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
 
 #: Tensors of fewer bytes stay as they are: a header would eat what is saved.

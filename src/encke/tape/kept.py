@@ -1,6 +1,6 @@
-"""What is kept of a tensor, and the ways to get it back.
+"""The ways to get a tensor back.
 
-A `Slot` holds one tensor's values, packed or as they are. A `Source` gives a tensor when
+A slot holds one tensor's values, packed or as they are. A `Source` gives a tensor when
 backward asks: straight from a slot, from a slot through an element-wise function, or from
 nothing but a shape. Several ops may share a slot and each have a source of their own.
 """
@@ -8,180 +8,18 @@ nothing but a shape. Several ops may share a slot and each have a source of thei
 from __future__ import annotations
 
 import math
-import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from encke.bound import Lossless
-from encke.codec import Packed, compress, layout
+from encke.codec import compress, layout
 from encke.ops.select import select
-from encke.tape.channels import Channels
-from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger
-from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
-
-
-class Recent:
-    """Decoded tensors that another op is about to ask for: at most a few at a time."""
-
-    def __init__(self, most: int = 3) -> None:
-        self._most = most
-        self._tensors: OrderedDict[int, tuple[weakref.ref[Slot], Tensor]] = OrderedDict()
-
-    def get(self, slot: Slot) -> Tensor | None:
-        found = self._tensors.get(id(slot))
-        return found[1] if found is not None and found[0]() is slot else None
-
-    def put(self, slot: Slot, value: Tensor) -> None:
-        key = id(slot)
-        self._tensors[key] = (
-            weakref.ref(slot, lambda _: self._tensors.pop(key, None)),
-            value,
-        )
-        while len(self._tensors) > self._most:
-            self._tensors.popitem(last=False)
-
-    def drop(self, slot: Slot) -> None:
-        self._tensors.pop(id(slot), None)
-
-    def clear(self) -> None:
-        self._tensors.clear()
-
-
-class Slot:
-    """One tensor's values. `error` is zero where they are exact.
-
-    With `channels`, what is packed and what `error` is about are the normalised values.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_exact",
-        "_held",
-        "_packed",
-        "_recent",
-        "channels",
-        "check",
-        "checked",
-        "codec",
-        "error",
-        "exact_zeros",
-        "nbytes",
-        "noise",
-        "observed",
-        "pending",
-        "site",
-        "values",
-        "why",
-    )
-
-    def __init__(self, site: Site, *, recent: Recent) -> None:
-        self.site = site
-        self._recent = recent
-        self._packed: Packed | Spooled | Parcel | None = None
-        self._exact: Tensor | None = None
-        self._held: Held | None = None
-        self.channels: Channels | None = None
-        self.error = 0.0
-        self.exact_zeros = False
-        self.codec = ""
-        self.why = ""
-        self.nbytes = 0
-        self.values = 0
-        #: Sources that have yet to ask for the values in this backward.
-        self.pending = 0
-        #: The exact tensor, kept beside for a comparison of gradients.
-        self.check: Tensor | None = None
-        self.checked: Held | None = None
-        #: Whether its effect on gradients is measured in backward.
-        self.observed = False
-        #: Set during a probe: what to hand out in place of the decoded values.
-        self.noise: Callable[[Tensor], Tensor] | None = None
-
-    @classmethod
-    def exact(
-        cls, site: Site, t: Tensor, held: Held | None, *, recent: Recent, why: str
-    ) -> Slot:
-        """The tensor itself, pinned."""
-        slot = cls(site, recent=recent)
-        slot._exact = t.detach()
-        slot._held = held
-        slot.codec, slot.why = "exact", why
-        slot.nbytes = t.numel() * t.element_size()
-        slot.values = t.numel()
-        slot.exact_zeros = True
-        return slot
-
-    @classmethod
-    def packed(
-        cls,
-        site: Site,
-        packed: Packed | Parcel,
-        ledger: Ledger,
-        *,
-        recent: Recent,
-        offload: bool = False,
-    ) -> Slot:
-        slot = cls(site, recent=recent)
-        slot._packed = packed
-        stored = packed.nbytes
-        if isinstance(packed, Parcel):  # a lane has moved it already, if it is to be moved
-            packed = packed.packed
-        elif offload:
-            slot._packed, stored = Spooled(packed), 0
-        slot._held = Held(ledger, stored)
-        slot.codec, slot.why = packed.codec, packed.why
-        slot.nbytes = stored
-        slot.values = packed.plain_nbytes // packed.dtype.itemsize
-        slot.error = 0.0 if isinstance(packed.bound, Lossless) else packed.promised
-        return slot
-
-    @property
-    def kind(self) -> str:
-        """exact, lossless or lossy."""
-        if self._exact is not None:
-            return "exact"
-        return "lossless" if self.is_exact else "lossy"
-
-    @property
-    def is_exact(self) -> bool:
-        return self.error == 0.0
-
-    def value(self) -> Tensor:
-        """The values: decoded, within the bound; during a probe, what the probe wants."""
-        if self.noise is not None:
-            return self.noise(self.decoded())
-        if self._exact is not None:
-            return self._exact
-        found = self._recent.get(self)
-        if found is None:
-            found = self.decoded()
-        self.pending -= 1
-        if self.pending > 0:
-            self._recent.put(self, found)
-        else:
-            self._recent.drop(self)
-        return found
-
-    def decoded(self) -> Tensor:
-        """The values as backward will see them; looking does not count as a use."""
-        if self._exact is not None:
-            return self._exact
-        assert self._packed is not None
-        decoded = self._packed.decompress()
-        return decoded if self.channels is None else self.channels.restore(decoded)
-
-    def deviation(self, exact: Tensor) -> Tensor:
-        """Decoded less exact values, in the units of `error` and in double precision."""
-        if self.channels is None or self._packed is None:
-            return self.decoded().double() - exact.double()
-        normal = self.channels.normalise(exact)
-        return self._packed.decompress().double() - normal.double()
+from encke.tape.slot import Slot
 
 
 class Source(ABC):
@@ -208,7 +46,7 @@ class Whole(Source):
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
-        slot.pending += 1
+        slot.will_be_asked()
 
     def again(self) -> tuple[Slot]:
         """The arguments that make another source of the same."""
@@ -232,7 +70,7 @@ class Window(Source):
     ) -> None:
         self.slot = slot
         self._geometry = size, stride, offset
-        slot.pending += 1
+        slot.will_be_asked()
 
     def again(self) -> tuple[Slot, tuple[int, ...], tuple[int, ...], int]:
         return (self.slot, *self._geometry)

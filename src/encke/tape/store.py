@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from encke.tape.kept import Sides, Slot, Source, Whole, Window
+from encke.tape.kept import Sides, Source, Whole, Window
 from encke.tape.ledger import SavedStorage
+from encke.tape.slot import Slot
 
 
 def is_dense(t: Tensor) -> bool:

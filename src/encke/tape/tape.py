@@ -246,6 +246,7 @@ class Tape(Keeping):
         """Take over everything that a node saved."""
         op = graph.op_name(node)
         self.order += 1
+        self.recent.order = self.order
         probed: list[tuple[str, Source, Site]] = []
         for role, raw in graph.saved(node):
             if graph.has_hooks(raw):

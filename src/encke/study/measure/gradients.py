@@ -12,7 +12,7 @@ from encke.study.measure.settled import settled
 from encke.study.training import Training
 from encke.study.zoo import Batch
 from encke.tape import Effect, Tape
-from encke.tape.kept import Slot
+from encke.tape.slot import Slot
 
 BINS = 40
 

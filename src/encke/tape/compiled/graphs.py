@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, fx
 
 from encke.errors import UnsupportedError
-from encke.tape.kept import Integers, Recent, Slot, Source, Whole
+from encke.tape.kept import Integers, Source, Whole
 from encke.tape.ledger import Held, PlainHeld
 from encke.tape.protocol import KEEP, Sight, Site
 from encke.tape.records import Record
+from encke.tape.slot import Recent, Slot
 
 if TYPE_CHECKING:
     from encke.tape.tape import Tape

@@ -21,8 +21,9 @@ from torch import Tensor, fx
 from encke.tape.compiled.graphs import CompiledGraph, Kept, behind
 from encke.tape.compiled.roles import tensor_of
 from encke.tape.effects import Noise, square
-from encke.tape.kept import Slot, Whole
+from encke.tape.kept import Whole
 from encke.tape.protocol import Effect
+from encke.tape.slot import Slot
 from encke.tape.tape import Tape
 
 _SHARE = 4  # of the places that are probed again in an observed step: one in so many

@@ -1,0 +1,189 @@
+"""One kept tensor's values: packed, or pinned as they are; and those decoded just now."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+
+from torch import Tensor
+
+from encke.bound import Lossless
+from encke.codec import Packed
+from encke.tape.channels import Channels
+from encke.tape.lane import Parcel
+from encke.tape.ledger import Held, Ledger
+from encke.tape.offload import Spooled
+from encke.tape.protocol import Site
+
+
+class Recent:
+    """Decoded tensors that another op is about to ask for: at most a few at a time.
+
+    order  of the op in the forward pass that is now being kept for. What an op many places
+           earlier will ask for is decoded anew then: in a ResNet the shortcut and the branch
+           share their input, and between the two lies the backward pass of a whole block.
+    """
+
+    def __init__(self, most: int = 3, near: int = 4) -> None:
+        self._most, self._near = most, near
+        self.order = 0
+        self._tensors: OrderedDict[int, tuple[weakref.ref[Slot], Tensor]] = OrderedDict()
+
+    def get(self, slot: Slot) -> Tensor | None:
+        found = self._tensors.get(id(slot))
+        return found[1] if found is not None and found[0]() is slot else None
+
+    def put(self, slot: Slot, value: Tensor) -> None:
+        key = id(slot)
+        self._tensors[key] = (
+            weakref.ref(slot, lambda _: self._tensors.pop(key, None)),
+            value,
+        )
+        while len(self._tensors) > self._most:
+            self._tensors.popitem(last=False)
+
+    def drop(self, slot: Slot) -> None:
+        self._tensors.pop(id(slot), None)
+
+    def soon(self, order: int, following: int) -> bool:
+        """Whether the op in place `following` is asked soon after the one in place `order`."""
+        return order - following <= self._near
+
+    def clear(self) -> None:
+        self._tensors.clear()
+
+
+class Slot:
+    """One tensor's values. `error` is zero where they are exact.
+
+    With `channels`, what is packed and what `error` is about are the normalised values.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_asked_by",
+        "_exact",
+        "_held",
+        "_packed",
+        "_recent",
+        "channels",
+        "check",
+        "checked",
+        "codec",
+        "error",
+        "exact_zeros",
+        "nbytes",
+        "noise",
+        "observed",
+        "site",
+        "values",
+        "why",
+    )
+
+    def __init__(self, site: Site, *, recent: Recent) -> None:
+        self.site = site
+        self._recent = recent
+        self._packed: Packed | Spooled | Parcel | None = None
+        self._exact: Tensor | None = None
+        self._held: Held | None = None
+        self.channels: Channels | None = None
+        self.error = 0.0
+        self.exact_zeros = False
+        self.codec = ""
+        self.why = ""
+        self.nbytes = 0
+        self.values = 0
+        #: Places in the forward pass of the ops that will ask for the values in backward.
+        self._asked_by: list[int] = []
+        #: The exact tensor, kept beside for a comparison of gradients.
+        self.check: Tensor | None = None
+        self.checked: Held | None = None
+        #: Whether its effect on gradients is measured in backward.
+        self.observed = False
+        #: Set during a probe: what to hand out in place of the decoded values.
+        self.noise: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def exact(
+        cls, site: Site, t: Tensor, held: Held | None, *, recent: Recent, why: str
+    ) -> Slot:
+        """The tensor itself, pinned."""
+        slot = cls(site, recent=recent)
+        slot._exact = t.detach()
+        slot._held = held
+        slot.codec, slot.why = "exact", why
+        slot.nbytes = t.numel() * t.element_size()
+        slot.values = t.numel()
+        slot.exact_zeros = True
+        return slot
+
+    @classmethod
+    def packed(
+        cls,
+        site: Site,
+        packed: Packed | Parcel,
+        ledger: Ledger,
+        *,
+        recent: Recent,
+        offload: bool = False,
+    ) -> Slot:
+        slot = cls(site, recent=recent)
+        slot._packed = packed
+        stored = packed.nbytes
+        if isinstance(packed, Parcel):  # a lane has moved it already, if it is to be moved
+            packed = packed.packed
+        elif offload:
+            slot._packed, stored = Spooled(packed), 0
+        slot._held = Held(ledger, stored)
+        slot.codec, slot.why = packed.codec, packed.why
+        slot.nbytes = stored
+        slot.values = packed.plain_nbytes // packed.dtype.itemsize
+        slot.error = 0.0 if isinstance(packed.bound, Lossless) else packed.promised
+        return slot
+
+    @property
+    def kind(self) -> str:
+        """exact, lossless or lossy."""
+        if self._exact is not None:
+            return "exact"
+        return "lossless" if self.is_exact else "lossy"
+
+    @property
+    def is_exact(self) -> bool:
+        return self.error == 0.0
+
+    def value(self) -> Tensor:
+        """The values: decoded, within the bound; during a probe, what the probe wants."""
+        if self.noise is not None:
+            return self.noise(self.decoded())
+        if self._exact is not None:
+            return self._exact
+        found = self._recent.get(self)
+        if found is None:
+            found = self.decoded()
+        order = self._asked_by.pop() if self._asked_by else 0
+        if self._asked_by and self._recent.soon(order, self._asked_by[-1]):
+            self._recent.put(self, found)
+        else:
+            self._recent.drop(self)
+        return found
+
+    def will_be_asked(self) -> None:
+        """The op that is now being kept for will want the values."""
+        self._asked_by.append(self._recent.order)
+
+    def decoded(self) -> Tensor:
+        """The values as backward will see them; looking does not count as a use."""
+        if self._exact is not None:
+            return self._exact
+        assert self._packed is not None
+        decoded = self._packed.decompress()
+        return decoded if self.channels is None else self.channels.restore(decoded)
+
+    def deviation(self, exact: Tensor) -> Tensor:
+        """Decoded less exact values, in the units of `error` and in double precision."""
+        if self.channels is None or self._packed is None:
+            return self.decoded().double() - exact.double()
+        normal = self.channels.normalise(exact)
+        return self._packed.decompress().double() - normal.double()
