@@ -45,14 +45,14 @@ class Task:
 
 
 TASKS = {
-    "cifar10": Task("resnet_cifar", "cifar10", 8192, 4000, 128, 5, 0.2, (("depth", 8),)),
+    "cifar10": Task("resnet_cifar", "cifar10", 8192, 10000, 128, 5, 0.2, (("depth", 8),)),
     "fashion": Task(
         "resnet_cifar",
         "fashion_mnist",
         8192,
-        4000,
+        10000,
         128,
-        2,
+        4,
         0.2,
         (("channels", 1), ("depth", 8)),
     ),
@@ -68,6 +68,7 @@ TASKS = {
     ),
 }
 _TEXT_STEPS = 300
+_CURVE_EXAMPLES = 2000  # of the test split, along the way; in the end all of it
 
 
 def batches(
@@ -120,7 +121,7 @@ def run(name: str, way: str, seed: int, curve: Rows) -> dict[str, object]:
         if fitted.tape is not None:
             ratios.append(fitted.tape.ledger.plain_peak / fitted.tape.ledger.stored_peak)
         if step % max(1, steps // 10) == 0 or step == steps:
-            score, _ = evaluate(net, source, task)
+            score, _ = evaluate(net, source, task, most=_CURVE_EXAMPLES)
             now = {"step": step, "loss": sum(recent) / len(recent), "score": score}
             curve.put(
                 task=name, way=way, seed=seed, ratio=ratios[-1] if ratios else None, **now
@@ -142,8 +143,10 @@ def run(name: str, way: str, seed: int, curve: Rows) -> dict[str, object]:
 
 
 @torch.no_grad()
-def evaluate(net: torch.nn.Module, source: object, task: Task) -> tuple[float, float]:
-    """Accuracy and loss on the test split; for text, the loss twice."""
+def evaluate(
+    net: torch.nn.Module, source: object, task: Task, most: int = sys.maxsize
+) -> tuple[float, float]:
+    """Accuracy and loss on the test split, or its head; for text, the loss twice."""
     was = net.training
     net.eval()
     right = count = 0
@@ -151,7 +154,7 @@ def evaluate(net: torch.nn.Module, source: object, task: Task) -> tuple[float, f
     for number, (inputs, target) in enumerate(
         source.batches("test", 250 if task.train else 32)
     ):  # type: ignore[attr-defined]
-        if not task.train and number == 20:
+        if count >= most or (not task.train and number == 20):
             break
         output = net(*inputs)
         output = output.reshape(-1, output.shape[-1])
