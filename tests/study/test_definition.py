@@ -65,13 +65,12 @@ def test_pairs_and_exclusions_leave_only_what_goes_together() -> None:
             {"models": ["gpt"], "data": ["text"], "policies": ["encke"]},
             {"models": ["gcn"], "data": ["cora"], "training": {"steps": 3}},
         ],
-        "exclude": [{"model": "gcn", "policy": "bf16"}],
+        "exclude": [{"model": "gcn", "policy": "bf16"}, {"policy": "bf16", "seed": 1}],
     }
     assert [str(cell) for cell in make(given, name="x", folder=Path()).cells] == [
         "mlp on digits, plain, seed 0",
         "mlp on digits, bf16 autocast, seed 0",
         "mlp on digits, plain, seed 1",
-        "mlp on digits, bf16 autocast, seed 1",
         "gpt on text, Encke, tolerance 0.01, seed 0",
         "gcn on cora, plain, seed 0",
     ]

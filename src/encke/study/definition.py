@@ -18,7 +18,7 @@ from encke.study.ways import Way, parse
 
 _KEYS = ("name", "title", "models", "data", "policies", "seeds", "training", "pairs", "exclude")
 _PAIR_KEYS = ("models", "data", "policies", "seeds", "training")
-_EXCLUDE_KEYS = ("model", "data", "policy")
+_EXCLUDE_KEYS = ("model", "data", "policy", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +181,7 @@ def _excluded(cell: Cell, given: Mapping[str, Any]) -> bool:
         if (
             one.get("model") in (None, cell.model.name)
             and one.get("data") in (None, cell.data.name)
+            and one.get("seed") in (None, cell.seed)
             and (policy is None or policy == cell.way.kind or parse(policy) == cell.way)
         ):
             return True
