@@ -58,7 +58,7 @@ _ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def one(
-    name: str, way: str, batch: int, warm: int, steps: int, timed: bool
+    name: str, way: str, batch: int, warm: int, steps: int, timed: bool, channels_last: bool
 ) -> dict[str, object]:
     """A row, measured in this process."""
     import torch
@@ -70,6 +70,8 @@ def one(
     torch.manual_seed(0)
     model = zoo.model(name)
     net = model.build(seed=0)
+    if channels_last:
+        net = net.to(memory_format=torch.channels_last)
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(net.parameters(), lr=1e-4)
         if name in ("gpt", "vit_tiny", "gcn")
@@ -92,7 +94,8 @@ def one(
     import contextlib
 
     step(small, contextlib.nullcontext)  # gradients and optimizer state are there from here on
-    row: dict[str, object] = {"model": name, "way": way, "batch": batch, "data": kind}
+    row: dict[str, object] = {"way": way, "batch": batch, "data": kind}
+    row["model"] = named(name, channels_last)
     fitted = WAYS[way].fit(net, optimizer)
     if fitted.tape is None:
         row["plain_bytes"], row["stored_bytes"] = (
@@ -130,6 +133,11 @@ def one(
         row["step_seconds"] = median(times)
     row["threads"], row["steps"] = torch.get_num_threads(), steps
     return row
+
+
+def named(model: str, channels_last: bool) -> str:
+    """A row's model: channels-last weights spare oneDNN its reordered copies."""
+    return f"{model}, channels last" if channels_last else model
 
 
 def settled_allocator() -> None:
@@ -196,6 +204,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=6)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--untimed", action="store_true", help="leave out interleaved timing")
+    parser.add_argument("--channels-last", action="store_true", help="weights in that format")
     parser.add_argument("--one", action="store_true", help="run in this process, print JSON")
     parser.add_argument("--again", action="store_true", help="measure rows that are there anew")
     args = parser.parse_args()
@@ -207,6 +216,7 @@ def main() -> None:
             args.warm,
             args.steps,
             not args.untimed,
+            args.channels_last,
         )
         print(json.dumps(row))
         return
@@ -216,11 +226,14 @@ def main() -> None:
     for model in args.models:
         batch = args.batch or BATCHES[model]
         for way in args.ways or list(WAYS):
-            if rows.has(model=model, way=way, batch=batch) and not args.again:
+            if not args.again and rows.has(
+                model=named(model, args.channels_last), way=way, batch=batch
+            ):
                 continue
             command = [sys.executable, __file__, "--one", "--models", model, "--ways", way]
             command += ["--batch", str(batch), "--warm", str(args.warm)]
             command += ["--steps", str(args.steps)] + ["--untimed"] * args.untimed
+            command += ["--channels-last"] * args.channels_last
             done = subprocess.run(
                 command, env=os.environ | _ALLOCATOR, capture_output=True, text=True
             )
