@@ -29,7 +29,8 @@ from encke.wire.names import ParameterNames
 from encke.wire.noise import variance_between
 from encke.wire.order import Queue
 from encke.wire.plan import EXACT, Choice, Plan
-from encke.wire.reduce import Moments, part_of
+from encke.wire.plan_file import read_plan, write_plan
+from encke.wire.reduce import Moments, part_of, sample_of
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 6, 7, 16, 64, 1000])
@@ -216,6 +217,38 @@ def test_a_plan_keeps_the_memory_limit() -> None:
     assert [row.choice for row in tight.rows()] == [EXACT]
     with pytest.raises(UnsupportedError, match="memory limit"):
         plan(10e6, limit=-1.0)
+
+
+def test_a_plan_comes_back_from_its_file_with_its_choice(tmp_path: Path) -> None:
+    made = plan(1e7)
+    made.chosen = made.choices()[-1]
+    made.saw(made.chosen, 0.25)
+    write_plan(tmp_path / "plan.json", made)
+    found = read_plan(tmp_path / "plan.json")
+    assert found == made
+    assert found.explain() == made.explain()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "format 'list'"),
+        ('{"format": 1}', "not one that Encke wrote"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UnsupportedError, match=said):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_the_noise_of_a_kernel_whose_corners_see_only_padding_is_seen() -> None:
+    gradient = torch.zeros(256, 512, 9)
+    gradient[..., 4] = torch.randn(256, 512)
+    flat = gradient.flatten()
+    seen = sample_of(flat, Stretch("kernel", 0, flat.numel()))
+    assert float(seen.square().mean()) == pytest.approx(1 / 9, rel=0.2)
 
 
 def test_a_plan_shows_what_was_observed() -> None:
