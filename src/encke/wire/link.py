@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from encke.wire.pieces import all_to_all_bytes
+
 _START = 1 << 18
 _LARGEST = 1 << 25
 _ENOUGH = 0.12  # seconds that one exchange takes before the next size is left out
@@ -59,9 +61,8 @@ def measure_link(group: Any, *, device: torch.device) -> Link:
         part = -(-nbytes // (world - 1))
         sizes = [part] * world
         sizes[dist.get_rank(group)] = 0
-        outgoing = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-        incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, sizes, sizes, group=group)
+        message = torch.zeros(part, dtype=torch.uint8, device=device)
+        all_to_all_bytes([message[:n] for n in sizes], sizes, longest=part, group=group)
 
     def reduce(nbytes: int) -> None:
         dist.all_reduce(torch.zeros(nbytes // 4, device=device), group=group)
