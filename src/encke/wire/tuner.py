@@ -32,7 +32,7 @@ from encke.wire.protocol import Observation, Segment
 from encke.wire.reduce import in_one_round, sample_of
 
 _FIRST_BUCKET = 1 << 20  # DDP's, so that the exchange begins early
-_STEPS = 4  # of which the first warms up
+_STEPS = 6  # of which the first warms up
 _MEASURED = 16 << 20  # bytes of gradients that codecs are timed on
 _ROUNDS = 4  # of which the first warms up
 
@@ -212,7 +212,7 @@ def _codings(
             bounded = [
                 Stretch(s.name, s.start, s.stop, _bound(rule, s, share)) for s in stretches
             ]
-            encode, decode, size = _timed(coder, flat, bounded, group)
+            encode, decode, size = timed_coding(coder, flat, bounded, group)
             found[Choice(codec, tolerated)] = Coding(
                 encode=encode,
                 decode=decode,
@@ -258,7 +258,7 @@ def _noise(
     return rule, min(1.0, noise / squares) if squares else 1.0
 
 
-def _timed(
+def timed_coding(
     coder: Coder, flat: Tensor, stretches: Sequence[Stretch], group: Any
 ) -> tuple[float, float, float]:
     """Seconds a byte to encode and to decode, and the size; of the slowest rank."""

@@ -38,7 +38,8 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         for _ in range(3):
             training.step()
     times: dict[Choice, list[float]] = {choice: [] for choice in trainings}
-    for _ in range(job["steps"]):
+    steps = rounds(job, sum(row.seconds for row in rows))
+    for _ in range(steps):
         for choice, training in trainings.items():
             times[choice].append(training.step())
     return [
@@ -52,10 +53,20 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             "alone_ms": 1e3 * plan.workload.seconds,
             "link_mbit": 8e-6 * plan.link.exchange.bandwidth,
             "megabytes": job["megabytes"],
-            "steps": job["steps"],
+            "steps": steps,
         }
         for row in rows
     ]
+
+
+def rounds(job: dict[str, Any], seconds: float) -> int:
+    """How often all choices, which together take `seconds`, are tried: more if they are fast.
+
+    >>> rounds({"steps": 5, "most_steps": 30, "seconds": 20}, 2.0)
+    10
+    """
+    often = min(int(job["most_steps"]), int(job["seconds"] / seconds))
+    return max(int(job["steps"]), often)
 
 
 def main(job_file: str) -> None:
