@@ -142,7 +142,7 @@ class Reduction:
         rank = self.exchange.rank
         at = time.perf_counter()
         side = torch.tensor(
-            [number for m in moments for number in (m.squares, m.mean_squares, m.count)],
+            [number for m in moments for number in (m.squares, m.mean_squares, m.values)],
             dtype=torch.float64,
         )
         message = self.coder.encode(
