@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from encke.wire.bench.tuning import rounds
-from encke.wire.bench.worker import joined
+from encke.wire.bench.worker import report
 from encke.wire.bench.workload import Batches, loss_of, network
 from encke.wire.comm import CompressedComm
 from encke.wire.curvature import CurvatureRow, plan_curvature
@@ -111,15 +108,5 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def main(job_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
-    rank = joined(job)
-    found = examine(job, rank)
-    if rank == 0:
-        Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    report(examine)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from encke.wire.bench.contestants import CONTESTANTS, Contestant, ours
-from encke.wire.bench.worker import Training, joined
+from encke.wire.bench.worker import Training, report
 from encke.wire.bench.workload import Batches, loss_of, network
 from encke.wire.plan import EXACT, Choice
 from encke.wire.tuner import tune
@@ -69,15 +64,5 @@ def rounds(job: dict[str, Any], seconds: float) -> int:
     return max(int(job["steps"]), often)
 
 
-def main(job_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
-    rank = joined(job)
-    found = examine(job, rank)
-    if rank == 0:
-        Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    report(examine)
