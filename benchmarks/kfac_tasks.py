@@ -63,7 +63,7 @@ class Task(ABC):
 class Autoencoder(Task):
     """Eight layers with a code of ten numbers, which plain gradient descent hardly trains."""
 
-    name, metric, target, most_steps, every, batch = "autoencoder", "mse", 0.012, 1500, 10, 256
+    name, metric, target, most_steps, every, batch = "autoencoder", "mse", 0.012, 1500, 2, 256
     kfac_loss = "mse"
     sizes = (64, 128, 64, 32, 10, 32, 64, 128, 64)
     rates: ClassVar[dict[str, dict[str, Any]]] = {
@@ -137,7 +137,7 @@ def _digits() -> data.Source:
 class Cifar(Task):
     """Three strided convolutions on 4,096 pictures."""
 
-    name, metric, target, most_steps, every, batch = "cifar10", "loss", 1.3, 300, 20, 128
+    name, metric, target, most_steps, every, batch = "cifar10", "loss", 1.3, 300, 5, 128
     rates: ClassVar[dict[str, dict[str, Any]]] = {
         "sgd": {"lr": 0.05},
         "adam": {"lr": 3e-3},
@@ -165,7 +165,7 @@ def _cifar() -> data.Source:
 class Shakespeare(Task):
     """Two layers of GPT on characters, with an output matrix of its own."""
 
-    name, metric, target, most_steps, every, batch = "gpt", "test loss", 2.5, 300, 10, 16
+    name, metric, target, most_steps, every, batch = "gpt", "test loss", 2.5, 300, 2, 16
     rates: ClassVar[dict[str, dict[str, Any]]] = {
         "sgd": {"lr": 0.3},
         "adam": {"lr": 3e-3},

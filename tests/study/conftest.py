@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parent))  # for small_cells
+# For small_cells, and for what starts ranks.
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tape")]
 
 
 @pytest.fixture(autouse=True)

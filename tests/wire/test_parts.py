@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from encke.errors import BoundError, CorruptStreamError, UnsupportedError
 from encke.ops.select import select
 from encke.wire import ClosedError, CompressedComm, NoiseRule, Observation, Segment
 from encke.wire.cost import Bucket, Coding, Stages, Workload, step_seconds
-from encke.wire.curvature import CurvaturePlan, Speeds, plan_curvature
+from encke.wire.curvature import CurvaturePlan, CurvatureWork, UnitWork, plan_curvature
 from encke.wire.feedback import Feedback, merged
 from encke.wire.lattice import deviation, shares
 from encke.wire.link import Line, Link
@@ -29,7 +30,8 @@ from encke.wire.names import ParameterNames
 from encke.wire.noise import variance_between
 from encke.wire.order import Queue
 from encke.wire.plan import EXACT, Choice, Plan
-from encke.wire.reduce import Moments, part_of
+from encke.wire.plan_file import read_plan, write_plan
+from encke.wire.reduce import Moments, part_of, sample_of
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 6, 7, 16, 64, 1000])
@@ -218,6 +220,38 @@ def test_a_plan_keeps_the_memory_limit() -> None:
         plan(10e6, limit=-1.0)
 
 
+def test_a_plan_comes_back_from_its_file_with_its_choice(tmp_path: Path) -> None:
+    made = plan(1e7)
+    made.chosen = made.choices()[-1]
+    made.saw(made.chosen, 0.25)
+    write_plan(tmp_path / "plan.json", made)
+    found = read_plan(tmp_path / "plan.json")
+    assert found == made
+    assert found.explain() == made.explain()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "format 'list'"),
+        ('{"format": 1}', "not one that Encke wrote"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(UnsupportedError, match=said):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_the_noise_of_a_kernel_whose_corners_see_only_padding_is_seen() -> None:
+    gradient = torch.zeros(256, 512, 9)
+    gradient[..., 4] = torch.randn(256, 512)
+    flat = gradient.flatten()
+    seen = sample_of(flat, Stretch("kernel", 0, flat.numel()))
+    assert float(seen.square().mean()) == pytest.approx(1 / 9, rel=0.2)
+
+
 def test_a_plan_shows_what_was_observed() -> None:
     slow = plan(10e6)
     slow.saw(slow.chosen, 0.123)
@@ -298,28 +332,60 @@ def test_a_comm_without_torch_distributed_says_how_to_start() -> None:
 # -- curvature ---------------------------------------------------------------------------------
 
 
-def test_curvature_is_as_fresh_as_the_overhead_and_the_memory_allow() -> None:
+def curvature_for(**limits: Any) -> CurvaturePlan:
+    """Twelve units of three shapes on four ranks that exchange 100 MB a second."""
     line = Line(latency=1e-4, bandwidth=1e8)
-    link = Link(world=4, exchange=line, reduce=line)
-    units = [(64, 128), (128, 128), (256, 64)] * 4
-    speeds = Speeds(solve=1e-8, multiply=1e-11)
-
-    def plan_for(overhead: float, memory: float | None = None) -> CurvaturePlan:
-        return plan_curvature(
-            units, link, speeds, step_seconds=0.1, overhead=overhead, memory=memory
+    gradients = Plan(
+        link=Link(world=4, exchange=line, reduce=line),
+        workload=Workload(
+            seconds=0.1, together=1.0, buckets=[Bucket(values=1000, nbytes=4000, ready=0.05)]
+        ),
+        codings={},
+    )
+    units = tuple(
+        UnitWork(
+            solve=1e-8 * (r**3 + c**3),
+            multiply=1e-11 * r * c * (r + c),
+            cost=float(r**3 + c**3),
+            held=4.0 * (r * r + c * c),
+            sent=2.0 * (r * r + c * c),
+            gradient=4.0 * r * c,
         )
+        for r, c in [(64, 128), (128, 128), (256, 64)] * 4
+    )
+    work = CurvatureWork(
+        forward=0.03,
+        sample=0.02,
+        average=0.001,
+        factors=2e7,
+        coding=Coding(encode=1e-9, decode=1e-9, size=0.25, again=0.25),
+        units=units,
+    )
+    return plan_curvature(work, gradients, **limits)
 
-    generous, tight = plan_for(10.0), plan_for(0.15)
+
+def test_curvature_is_as_fresh_as_the_overhead_and_the_memory_allow() -> None:
+    generous, tight = curvature_for(overhead=10.0), curvature_for(overhead=0.25)
     assert generous.chosen.inverse_interval == 1
     assert tight.chosen.inverse_interval > 1
-    assert tight.chosen.seconds <= tight.allowed
+    assert tight.base < tight.chosen.seconds <= tight.allowed
     assert "→" in tight.explain()
     spread = min(row.memory for row in generous.rows)
-    small = plan_for(10.0, memory=spread)
+    small = curvature_for(overhead=10.0, memory=spread)
     assert small.chosen.memory == spread
     assert small.chosen.fraction < 1.0
     with pytest.raises(UnsupportedError, match="memory limit"):
-        plan_for(10.0, memory=spread - 1)
+        curvature_for(overhead=10.0, memory=spread - 1)
     # Nothing fits so small an overhead: then the fastest there is.
-    none = plan_for(1e-9)
+    none = curvature_for(overhead=0.0)
     assert none.chosen.seconds == min(row.seconds for row in none.rows)
+
+
+def test_factors_cost_less_compressed_and_less_often() -> None:
+    rows = {
+        (row.fraction, row.factor_interval, row.inverse_interval, row.compressed): row.seconds
+        for row in curvature_for(intervals=[(1, 10), (10, 10)]).rows
+    }
+    for fraction in (0.25, 0.5, 1.0):
+        assert rows[fraction, 1, 10, True] < rows[fraction, 1, 10, False]
+        assert rows[fraction, 10, 10, True] < rows[fraction, 1, 10, True]

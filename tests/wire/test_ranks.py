@@ -14,6 +14,7 @@ from worlds import (
     means,
     merged_state,
     moves,
+    noise,
     one_after_another,
     resumed_elsewhere,
     sharded,
@@ -41,7 +42,7 @@ def three(trained: list[dict[str, Any]]) -> list[list[Any]]:
     """Three ranks: means, gathers and broadcasts, and a training of two taken up."""
     states = [rank["feedback"]["state"] for rank in trained]
     resumed = (resumed_elsewhere, merged_state(states), states[1]["comm"], 100)
-    jobs = [(means, "variable", 16), (moves,), resumed, (letters,)]
+    jobs = [(means, "variable", 16), (moves,), resumed, (letters,), (noise,)]
     return run_on_ranks(one_after_another, jobs, world=3)
 
 
@@ -72,6 +73,15 @@ def test_three_ranks_keep_bound_variance_and_bits_of_the_mean(three: list[list[A
 
 def test_four_ranks_keep_bound_variance_and_bits_of_the_mean() -> None:
     check_means(run_on_ranks(means, "fixed", 16, world=4))
+
+
+def test_noise_is_learnt_from_gradients_that_are_cut_between_ranks(
+    three: list[list[Any]],
+) -> None:
+    found = [rank[4] for rank in three]
+    assert found[0]["noise"] == found[1]["noise"] == found[2]["noise"]
+    assert all(abs(one / 9.0 - 1) < 0.1 for one in found[0]["noise"])
+    assert found[0]["sent"] < 0.5 * found[0]["plain"]  # the first of four steps is exact
 
 
 def test_letters_of_any_size_arrive_whole_in_slots_too(three: list[list[Any]]) -> None:

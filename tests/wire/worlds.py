@@ -7,6 +7,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from encke.wire.cost import Coding
 from encke.wire.exchange import Exchange
 from encke.wire.lattice import deviation
 from encke.wire.link import Line, Link
+from encke.wire.message import Stretch
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -162,6 +164,23 @@ def moves(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: future.wait() for name, future in futures.items()}
     comm.close()
     return found
+
+
+def noise(rank: int) -> dict[str, Any]:
+    """What the rule learns of a gradient that is long enough to be cut between ranks."""
+    comm = CompressedComm(0.01)
+    values, seen = 60_000, []
+    for step in range(1, 5):
+        own = torch.Generator().manual_seed(10 * step + rank)
+        common = torch.randn(values, generator=torch.Generator().manual_seed(step))
+        buffer = 3.0 * torch.randn(values, generator=own) + common
+        stretches = [Stretch("long", 0, values)]
+        comm.submit(
+            partial(comm.gradients.all_reduce, buffer, stretches, step=step), buffer
+        ).wait()
+        seen.append(comm.gradients.policy.noise["long"])
+    comm.close()
+    return {"noise": seen, "sent": comm.exchange.sent_bytes, "plain": 4 * 4 * values}
 
 
 # -- trainings -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 from encke.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from encke.study.definition import Study
+    from encke.study.results import Row
     from encke.study.train import Scalars
+    from encke.wire.wrap import Wrapped
 
 _DESCRIPTION = """\
 Train one network and write its curve, and at the end a row of results as `encke study run`
 does: bytes kept, peak memory, step time beside plain steps, errors of the gradients. With
---resume, one that was interrupted goes on from its last checkpoint to the same weights."""
+--resume, one that was interrupted goes on from its last checkpoint to the same weights.
+
+On several ranks: torchrun --nproc-per-node=2 -m encke train resnet18 --data digits --wire auto.
+Each rank trains on its part of every batch; the first one writes and prints."""
 
 
 def add_to(commands: Any) -> None:
@@ -33,7 +40,9 @@ def add_to(commands: Any) -> None:
         metavar="P",
         help="how it trains: plain, encke:tolerance=0.02, checkpoint, … (default encke)",
     )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to")
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to (default runs/ and the training's id)"
+    )
     add_training_options(command)
     command.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
     command.add_argument(
@@ -41,6 +50,13 @@ def add_to(commands: Any) -> None:
         type=int,
         metavar="N",
         help="steps between checkpoints (default: at every point of the curve)",
+    )
+    command.add_argument(
+        "--wire",
+        metavar="W",
+        help="with torchrun, how ranks exchange gradients: auto (measure, then choose the "
+        "fastest), off (plain DDP), a tolerance as 0.01, or the file of a plan (the wire.json "
+        "of an earlier training)",
     )
     command.add_argument("--resume", action="store_true", help="go on with the training in DIR")
     command.add_argument(
@@ -102,7 +118,9 @@ def _value(text: str) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the training has ended."""
+    from encke.errors import UnsupportedError
     from encke.study.definition import make
+    from encke.study.ranks import started_by_torchrun
     from encke.study.summary import NAMES, table
     from encke.study.train import train
 
@@ -113,20 +131,55 @@ def run(arguments: argparse.Namespace) -> int:
         "seeds": [arguments.seed],
         "training": training_given(arguments),
     }
-    study = make(definition, name=arguments.out.name or "training", folder=Path.cwd())
-    row = train(
-        study,
-        arguments.out,
-        resume=arguments.resume,
-        every=arguments.every,
-        scalars=_tensorboard(arguments.tensorboard),
-        on_point=_say,
-    )
+    study = make(definition, name=_name(arguments.out), folder=Path.cwd())
+    out = arguments.out or Path("runs") / study.cells[0].id
+    options = {
+        "resume": arguments.resume,
+        "every": arguments.every,
+        "scalars": _tensorboard(arguments.tensorboard),
+        "on_point": _say,
+    }
+    if arguments.wire is not None:
+        row = _train_on_ranks(study, out, arguments.wire, options)
+    elif started_by_torchrun():
+        raise UnsupportedError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes that would all write to "
+            f"{out}; give --wire auto to let them train together"
+        )
+    else:
+        row = train(study, out, **options)
+    if row is None:
+        return 0
     if arguments.json:
         print_json(row)
     else:
-        print_table(*table([row]), title=f"Results in {arguments.out}", names=NAMES)
+        print_table(*table([row]), title=f"Results in {out}", names=NAMES)
     return 0
+
+
+def _name(out: Path | None) -> str:
+    return (out.name if out is not None else "") or "training"
+
+
+def _train_on_ranks(study: Study, out: Path, given: str, options: dict[str, Any]) -> Row | None:
+    """The row, on the first rank; None on the others."""
+    from encke.study.exchange import parse, told
+    from encke.study.ranks import joined
+    from encke.study.train import train
+
+    wire = parse(given)
+    used: list[Wrapped] = []
+
+    def explain(wrapped: Wrapped) -> None:
+        used.append(wrapped)
+        if wrapped.plan is not None:
+            print(wrapped.explain(), file=sys.stderr, flush=True)
+
+    with joined() as ranks:
+        row = train(study, out, ranks=ranks, wire=wire, on_plan=explain, **options)
+        if used:
+            print(f"{ranks.world} ranks: {told(used[0])}", file=sys.stderr, flush=True)
+        return row if ranks.first else None
 
 
 def _say(point: dict[str, Any]) -> None:

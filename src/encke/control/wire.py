@@ -57,8 +57,12 @@ class WireBounds:
 
     @property
     def tolerance(self) -> float:
-        """The wire's part."""
+        """The wire's part. A plan may choose less of it."""
         return self._rule.tolerance
+
+    @tolerance.setter
+    def tolerance(self, tolerance: float) -> None:
+        self._rule.tolerance = tolerance
 
     def bound(self, segment: Segment, *, step: int) -> float | None:
         if self._strikes.get(segment.name, 0) >= _STRIKES:

@@ -28,6 +28,7 @@ from encke.study.measure.gradients import compare_gradients
 from encke.study.measure.kept import codec_shares, layers
 from encke.study.measure.pace import pace, peak_bytes
 from encke.study.measure.timeline import trace_kept, trace_plain
+from encke.study.ranks import ALONE, Ranks
 from encke.study.results import Row
 from encke.study.subject import Subject, subject_of
 from encke.study.training import Training
@@ -50,11 +51,11 @@ def run(cell: Cell) -> Row:
     return row
 
 
-def prepare(cell: Cell) -> Training:
-    """A cell's training, ready to start."""
+def prepare(cell: Cell, *, ranks: Ranks = ALONE) -> Training:
+    """A cell's training, ready to start; on every one of several ranks."""
     random.seed(cell.seed)
     np.random.seed(cell.seed)  # noqa: NPY002 - a user's own data may draw from it
-    return Training(cell, subject_of(cell))
+    return Training(cell, subject_of(cell), ranks=ranks)
 
 
 def measure(training: Training) -> Row:

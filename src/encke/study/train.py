@@ -2,6 +2,7 @@
 
 metrics.jsonl   a line a step, and a line a point of the curve
 checkpoint.pt   everything to go on from, written at every point
+wire.json       with several ranks, the plan by which they exchange gradients
 study.json, cells/, results.jsonl
                 the row at the end, as the results of a study of one cell
 """
@@ -13,17 +14,22 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from encke.study import results
-from encke.study.cell import measure, prepare
+from encke.study.cell import blank, measure, prepare
 from encke.study.definition import Study
 from encke.study.errors import StudyError
+from encke.study.exchange import Wire, wrap
+from encke.study.ranks import ALONE, Ranks
 from encke.study.results import Row
 from encke.study.training import Point, Training
+from encke.wire.plan_file import plan_of_json, plan_to_json
+from encke.wire.wrap import Wrapped
 
 
 class Scalars(Protocol):
@@ -40,13 +46,75 @@ def train(
     every: int | None = None,
     scalars: Scalars | None = None,
     on_point: Callable[[Point], None] | None = None,
+    ranks: Ranks = ALONE,
+    wire: Wire | None = None,
+    on_plan: Callable[[Wrapped], None] | None = None,
 ) -> Row:
     """Train the only cell of `study`; its row.
 
     resume    go on from the checkpoint in `directory`, if there is one
     every     steps between checkpoints; at every point of the curve unless given
     scalars   told every number too
+    ranks     that train together; all of them must call it, the first reads and writes
+    wire      how they exchange gradients
+    on_plan   told how they are going to
+
+    Only the first rank's row is one of results; the others return before it is measured.
     """
+    (cell,) = study.cells
+    begun = time.perf_counter()
+    start = ranks.told(lambda: _start(study, directory, resume=resume))
+    if start.row is not None:
+        return start.row
+    training = prepare(cell, ranks=ranks)
+    if wire is not None:
+        if wire.how == "auto" and wire.plan is None and start.plan is not None:
+            plan = plan_of_json(start.plan)
+            wire = replace(wire, plan=plan if plan.link.world == ranks.world else None)
+        training.wrapped = wrap(training, wire)
+        if ranks.first and on_plan is not None:
+            on_plan(training.wrapped)
+    if start.state is not None:
+        training.load_state_dict(own_state(start.state, ranks))
+    files = _Files(directory, ranks, scalars)
+    files.begin(training)
+
+    def step(point: Point) -> None:
+        files.log.put("step", point)
+        if every is not None and point["step"] % every == 0:
+            files.save(training)
+
+    def measured(point: Point) -> None:
+        files.log.put("point", point)
+        if every is None:
+            files.save(training)
+        if on_point is not None and ranks.first:
+            on_point(point)
+
+    training.run(on_step=step, on_point=measured)
+    files.save(training)
+    wrapped, training.wrapped = training.wrapped, None
+    if wrapped is not None and wrapped.comm is not None:
+        wrapped.comm.close()
+    if not ranks.first:
+        return blank(cell)
+    row = measure(training)
+    row |= {"seconds": time.perf_counter() - begun, "finished": results.now()}
+    results.write_cell(directory, row)
+    results.write_lines(directory, [row])
+    return row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """What a directory holds already: a finished row, a state to go on from, a plan."""
+
+    row: Row | None = None
+    state: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
+
+
+def _start(study: Study, directory: Path, *, resume: bool) -> _Start:
     (cell,) = study.cells
     checkpoint = directory / "checkpoint.pt"
     row = results.read_cell(directory, cell.id)
@@ -56,56 +124,83 @@ def train(
             "--out"
         )
     if row is not None and row["status"] == "done":
-        return row
-    begun = time.perf_counter()
+        return _Start(row=row)
     results.write_study(directory, study)
-    training = prepare(cell)
-    log = _Log(directory / "metrics.jsonl", scalars)
-    if checkpoint.exists():
-        training.load_state_dict(torch.load(checkpoint, weights_only=True))
-    log.cut(training.step)
-
-    def step(point: Point) -> None:
-        log.put("step", point)
-        if every is not None and point["step"] % every == 0:
-            _save(training, checkpoint, log)
-
-    def measured(point: Point) -> None:
-        log.put("point", point)
-        if every is None:
-            _save(training, checkpoint, log)
-        if on_point is not None:
-            on_point(point)
-
-    training.run(on_step=step, on_point=measured)
-    _save(training, checkpoint, log)
-    row = measure(training)
-    row |= {"seconds": time.perf_counter() - begun, "finished": results.now()}
-    results.write_cell(directory, row)
-    results.write_lines(directory, [row])
-    return row
+    if not checkpoint.exists():
+        return _Start()
+    plan = directory / "wire.json"
+    return _Start(
+        state=torch.load(checkpoint, weights_only=True),
+        plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
+    )
 
 
-def _save(training: Training, path: Path, log: _Log) -> None:
-    """The lines first: those beyond the checkpoint are cut off when it is loaded."""
-    log.flush()
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as file:
-            torch.save(training.state_dict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+#: Of a state, what ranks have each for itself.
+_OWN = ("tape", "wire")
+
+
+def own_state(state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The state of this rank; with more ranks than there were, that of one before it.
+
+    >>> state = {"step": 4, "tape": 1, "ranks": [{"tape": 1}, {"tape": 2}]}
+    >>> own_state(state, Ranks(rank=1, world=2))["tape"]
+    2
+    """
+    parts = state.get("ranks") or [{}]
+    found: dict[str, Any] = state | parts[ranks.rank % len(parts)]
+    return found
+
+
+class _Files:
+    """What the first rank writes while a training runs; the others hand it their part."""
+
+    def __init__(self, directory: Path, ranks: Ranks, scalars: Scalars | None) -> None:
+        self._directory, self._ranks = directory, ranks
+        self.log = _Log(directory / "metrics.jsonl" if ranks.first else None, scalars)
+
+    def begin(self, training: Training) -> None:
+        """Cut off what was logged beyond the training's state."""
+        self.log.cut(training.step)
+        self._write_plan(training)
+
+    def save(self, training: Training) -> None:
+        """The lines first: those beyond the checkpoint are cut off when it is loaded."""
+        state = training.state_dict()
+        parts = self._ranks.gathered({name: state[name] for name in _OWN})
+        self.log.flush()
+        if not self._ranks.first:
+            return
+        if len(parts) > 1:
+            state["ranks"] = parts
+        self._write_plan(training)
+        path = self._directory / "checkpoint.pt"
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with part.open("xb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _write_plan(self, training: Training) -> None:
+        plan = None if training.wrapped is None else training.wrapped.current_plan
+        if plan is not None and self._ranks.first:
+            text = json.dumps(plan_to_json(plan), indent=1)
+            results.write_atomically(self._directory / "wire.json", text + "\n")
 
 
 class _Log:
-    def __init__(self, path: Path, scalars: Scalars | None) -> None:
+    """Lines of metrics.jsonl; without a path nothing is written."""
+
+    def __init__(self, path: Path | None, scalars: Scalars | None) -> None:
         self._path, self._scalars = path, scalars
         self._lines: list[str] = []
 
     def put(self, kind: str, numbers: dict[str, Any]) -> None:
+        if self._path is None:
+            return
         line = {"kind": kind, **results.finite(numbers)}
         self._lines.append(json.dumps(line, allow_nan=False) + "\n")
         if self._scalars is not None:
@@ -114,6 +209,8 @@ class _Log:
                     self._scalars.add_scalar(f"{kind}/{name}", value, numbers["step"])
 
     def flush(self) -> None:
+        if self._path is None:
+            return
         with self._path.open("a", encoding="utf-8") as file:
             file.write("".join(self._lines))
             file.flush()
@@ -122,7 +219,7 @@ class _Log:
 
     def cut(self, step: int) -> None:
         """Keep what was logged up to a step: what came after is going to come again."""
-        if not self._path.exists():
+        if self._path is None or not self._path.exists():
             return
         kept = []
         for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,8 +12,12 @@ from torch import Tensor
 
 from encke.study.cells import Cell
 from encke.study.errors import StudyError
+from encke.study.ranks import ALONE, Ranks
 from encke.study.subject import Subject
 from encke.study.zoo import Batch
+from encke.wire.comm import CompressedComm
+from encke.wire.message import mixed
+from encke.wire.wrap import Wrapped
 
 Point = dict[str, Any]
 
@@ -20,11 +25,13 @@ Point = dict[str, Any]
 class Training:
     """Network, optimizer and way of a cell, a step at a time.
 
-    curve  what was measured at some of the steps, as docs/study-results.md has it
+    curve    what was measured at some of the steps, as docs/study-results.md has it
+    wrapped  with several ranks, the network in DDP; its steps are steps of all ranks
     """
 
-    def __init__(self, cell: Cell, subject: Subject) -> None:
-        self.cell, self.subject = cell, subject
+    def __init__(self, cell: Cell, subject: Subject, *, ranks: Ranks = ALONE) -> None:
+        self.cell, self.subject, self.ranks = cell, ranks.share_out(subject), ranks
+        self.wrapped: Wrapped | None = None
         settings = cell.training
         torch.manual_seed(cell.seed)
         self.network = subject.build()
@@ -76,8 +83,9 @@ class Training:
 
     def take(self, batch: Batch) -> float:
         """One step of the optimizer; the loss before it."""
-        loss = self.forward(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with self._own_chance():
+            loss = self.forward(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         return float(loss.detach())
@@ -86,8 +94,19 @@ class Training:
         """The loss of a batch, in the cell's way, or plainly inside `fitted.plain()`."""
         if plain:
             return self.subject.loss(self.network(*batch.inputs), batch.target)
+        network = self.network if self.wrapped is None else self.wrapped.model
         with self.fitted.around():
-            return self.subject.loss(self.network(*batch.inputs), batch.target)
+            return self.subject.loss(network(*batch.inputs), batch.target)
+
+    @contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """Inside, what is drawn (by dropout) differs between ranks; outside they agree."""
+        if self.ranks.world == 1:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mixed(self.cell.seed, self.step, self.ranks.rank))
+            yield
 
     def next_batch(self) -> Batch:
         """The next batch; after the last one of an epoch, the next epoch's first."""
@@ -104,11 +123,13 @@ class Training:
         return batch
 
     def _measure(self, on_point: Callable[[Point], None] | None) -> None:
-        test_loss, metric = self.subject.evaluate(self.network)
         recent, self._recent = self._recent, []
+        train_loss = self.ranks.mean(sum(recent) / len(recent)) if recent else None
+        # All ranks have the same weights: the first one tries them.
+        test_loss, metric = self.ranks.told(lambda: self.subject.evaluate(self.network))
         point = {
             "step": self.step,
-            "train_loss": sum(recent) / len(recent) if recent else None,
+            "train_loss": train_loss,
             "test_loss": test_loss,
             "metric": metric,
             "ratio": self._ratio(),
@@ -126,6 +147,10 @@ class Training:
 
     # -- stopping and going on -----------------------------------------------------------
 
+    @property
+    def _comm(self) -> CompressedComm | None:
+        return None if self.wrapped is None else self.wrapped.comm
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on."""
         tape = self.fitted.tape
@@ -136,6 +161,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "tape": None if tape is None else tape.state_dict(),
+            "wire": None if self._comm is None else self._comm.state_dict(),
             "step": self.step,
             "epoch": self._epoch,
             "place": self._place,
@@ -157,6 +183,8 @@ class Training:
         self.schedule.load_state_dict(state["schedule"])
         if self.fitted.tape is not None:
             self.fitted.tape.load_state_dict(state["tape"])
+        if self._comm is not None and state.get("wire") is not None:
+            self._comm.load_state_dict(state["wire"])
         self.step, self._epoch = state["step"], state["epoch"]
         self._recent, self.curve = list(state["recent"]), list(state["curve"])
         # The order of a user's own batches may hang on torch's generator at their start.

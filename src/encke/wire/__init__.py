@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from encke.wire.certificate import CertificateError
     from encke.wire.comm import CompressedComm, merged_states
-    from encke.wire.curvature import CurvaturePlan, measure_speeds, plan_curvature
+    from encke.wire.curvature import CurvaturePlan, plan_curvature
+    from encke.wire.curvature_tuner import tune_curvature
     from encke.wire.kfac import KFAC
     from encke.wire.noise import NoiseRule
     from encke.wire.order import ClosedError
@@ -34,10 +35,10 @@ _HOMES = {
     "Segment": "protocol",
     "Wrapped": "wrap",
     "ddp": "wrap",
-    "measure_speeds": "curvature",
     "merged_states": "comm",
     "plan_curvature": "curvature",
     "tune": "tuner",
+    "tune_curvature": "curvature_tuner",
 }
 
 __all__ = [
@@ -55,10 +56,10 @@ __all__ = [
     "Segment",
     "Wrapped",
     "ddp",
-    "measure_speeds",
     "merged_states",
     "plan_curvature",
     "tune",
+    "tune_curvature",
 ]
 
 

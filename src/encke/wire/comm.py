@@ -17,7 +17,7 @@ from encke.wire.message import Stretch
 from encke.wire.names import ParameterNames
 from encke.wire.noise import NoiseRule
 from encke.wire.order import Queue
-from encke.wire.plan import Plan
+from encke.wire.plan import Choice, Plan
 from encke.wire.planner import Planner
 from encke.wire.protocol import BoundPolicy
 
@@ -164,6 +164,11 @@ class CompressedComm(GroupCollectives):
         self.step = int(state["step"])
         self.calls = {str(name): int(count) for name, count in state["calls"].items()}
         self.gradients.policy.load_state_dict(state["policy"])
+        if self.planner is not None and state.get("choice") is not None:
+            codec, tolerance = state["choice"]
+            choice = Choice(codec, tolerance)
+            if choice in self.planner.plan.choices():
+                self.planner.use(choice)
         if self.feedback is not None:
             self.feedback.residuals = {n: r.clone() for n, r in state["residuals"].items()}
 
@@ -179,6 +184,7 @@ class CompressedComm(GroupCollectives):
             "calls": dict(self.calls),
             "policy": self.gradients.policy.state_dict(),
             "residuals": residuals,
+            "choice": None if self.planner is None else list(self.planner.plan.chosen.pair),
         }
 
 

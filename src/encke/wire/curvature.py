@@ -1,131 +1,151 @@
-"""What distributed K-FAC would add to a step, and how often it can be afforded.
+"""What distributed K-FAC makes of a step, and how often it can be afforded.
 
-A unit is a matrix of weights, r × c; its curvature has two factors, r × r and c × c. In every
-`factor_interval`-th step factors are averaged over ranks, in every `inverse_interval`-th each
-is solved on one rank. With a worker fraction f (KAISA) the solution of a unit goes to the f·P
-ranks of a column, all of which precondition its gradient; the other columns receive the result
-in every step. A large fraction costs memory, a small one costs messages.
+In every `factor_interval`-th step curvature is sampled before backward, and its factors travel
+first in the queue, while backward computes. In every `inverse_interval`-th each unit is solved
+on one rank. With a worker fraction f (KAISA) the solution of a unit goes to the f·P ranks of a
+column, all of which precondition its gradient; the other columns receive the result in every
+step. A large fraction costs memory, a small one costs messages.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from dataclasses import dataclass, replace
 
 from encke.errors import UnsupportedError
-from encke.wire.link import Link, slowest
+from encke.wire.cost import (
+    Bucket,
+    Coding,
+    Stages,
+    coded_stages,
+    plain_stages,
+    step_seconds,
+)
+from encke.wire.kfac.placement import Placement
+from encke.wire.link import Link
+from encke.wire.plan import Plan
+from encke.wire.reduce import in_one_round
 
 #: Steps between new factors and between new solutions, the freshest curvature first.
 INTERVALS = ((1, 1), (1, 5), (5, 10), (10, 20), (10, 50), (20, 100), (50, 500))
-_SIZES = (96, 192)
-_FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speeds:
-    """Seconds for each n³ of solving an n × n factor, and for each multiplication."""
+class UnitWork:
+    """What one matrix of weights asks for.
+
+    solve, multiply  seconds: of both its factors, and of preconditioning its gradient
+    cost             by which units are dealt out to ranks
+    held, sent       bytes of its solution: in memory, and on the way (half of what is
+                     symmetric)
+    gradient         bytes of its gradient
+    """
 
     solve: float
     multiply: float
+    cost: float
+    held: float
+    sent: float
+    gradient: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvatureWork:
+    """A model's curvature, as measured on all ranks at once.
+
+    forward  seconds of a step before curvature is sampled
+    sample   seconds of sampling: half a backward, and the factors' products
+    average  seconds of averaging factors
+    factors  bytes of all triangles
+    coding   of factors
+    """
+
+    forward: float
+    sample: float
+    average: float
+    factors: float
+    coding: Coding
+    units: tuple[UnitWork, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurvatureRow:
-    """One choice: seconds that it adds to a step on average, bytes that a rank holds."""
+    """One choice: seconds of a step on average, bytes of solutions that a rank holds."""
 
     fraction: float
     factor_interval: int
     inverse_interval: int
+    compressed: bool
     seconds: float
     memory: float
+
+    @property
+    def options(self) -> dict[str, float]:
+        """For `KFAC`."""
+        found: dict[str, float] = {
+            "worker_fraction": self.fraction,
+            "factor_interval": self.factor_interval,
+            "inverse_interval": self.inverse_interval,
+        }
+        return found if self.compressed else found | {"factor_error": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvaturePlan:
-    """All choices within the memory limit, and the freshest that keeps the overhead."""
+    """All choices within the memory limit, and the freshest that keeps the overhead.
+
+    base     seconds of a step without K-FAC
+    allowed  seconds that a step may take
+    """
 
     rows: tuple[CurvatureRow, ...]
     chosen: CurvatureRow
+    base: float
     allowed: float
 
     def explain(self) -> str:
         lines = [
-            f"at most {1e3 * self.allowed:.1f} ms more a step",
-            f"{'fraction':>10}{'factors':>9}{'solutions':>11}{'added ms':>10}{'memory MB':>11}",
+            f"a step without K-FAC takes {1e3 * self.base:.1f} ms, it may take "
+            f"{1e3 * self.allowed:.1f} ms",
+            f"{'fraction':>10}{'factors':>9}{'solutions':>11}{'exchange':>12}"
+            f"{'step ms':>10}{'memory MB':>11}",
         ]
         for row in self.rows:
             mark = "→" if row == self.chosen else " "
             lines.append(
                 f"{mark}{row.fraction:>9.3f}{row.factor_interval:>9}{row.inverse_interval:>11}"
+                f"{'compressed' if row.compressed else 'exact':>12}"
                 f"{1e3 * row.seconds:>10.2f}{row.memory / 1e6:>11.2f}"
             )
         return "\n".join(lines)
 
 
-def measure_speeds(group: Any, *, device: torch.device, rounds: int = 3) -> Speeds:
-    """Eigendecompositions and products of two sizes, on all ranks at once."""
-    solves, products = [], []
-    for size in _SIZES:
-        x = torch.randn(size, 2 * size, device=device)
-        factor = x @ x.T
-        for _ in range(rounds):
-            dist.barrier(group=group)
-            begin = time.perf_counter()
-            torch.linalg.eigh(factor)
-            middle = time.perf_counter()
-            float((factor @ factor)[0, 0])
-            solves.append((middle - begin) / size**3)
-            products.append((time.perf_counter() - middle) / size**3)
-    return Speeds(
-        solve=slowest(statistics.median(solves), group, device),
-        multiply=slowest(statistics.median(products), group, device),
-    )
-
-
 def plan_curvature(
-    units: Sequence[tuple[int, int]],
-    link: Link,
-    speeds: Speeds,
+    work: CurvatureWork,
+    plan: Plan,
     *,
-    step_seconds: float,
     overhead: float = 0.25,
     memory: float | None = None,
-    factor_size: float = 1.0,
     intervals: Sequence[tuple[int, int]] = INTERVALS,
 ) -> CurvaturePlan:
     """The freshest curvature that makes a step at most `overhead` longer.
 
-    units        rows and columns of each matrix of weights
-    memory       bytes of solutions that a rank may hold
-    factor_size  bytes of a compressed factor, of its plain ones
+    plan    of the gradients' exchange, whose choice is kept
+    memory  bytes of solutions that a rank may hold
 
-    Among fractions with the same intervals the fastest is taken. If even the longest
+    Among the choices with the same intervals the fastest is taken. If even the longest
     intervals exceed the overhead, the fastest choice of all is.
-
-    >>> from encke.wire.link import Line
-    >>> line = Line(latency=1e-4, bandwidth=1e8)
-    >>> link = Link(world=4, exchange=line, reduce=line)
-    >>> plan = plan_curvature([(64, 128)] * 8, link, Speeds(solve=1e-9, multiply=1e-11),
-    ...                       step_seconds=0.1)
-    >>> plan.chosen.factor_interval, plan.chosen.inverse_interval
-    (1, 1)
     """
-    if not units:
-        raise UnsupportedError(
-            "there is no unit to precondition; give rows and columns of each"
-        )
-    world = link.world
+    if not work.units:
+        raise UnsupportedError("there is no unit to precondition; K-FAC covers no layer")
+    world = plan.link.world
     fractions = [n / world for n in range(1, world + 1) if world % n == 0]
     rows = [
-        _row(units, link, speeds, fraction, pair, factor_size)
+        _row(work, plan, fraction=fraction, pair=pair, compressed=compressed)
         for pair in intervals
         for fraction in fractions
+        for compressed in ((True, False) if world > 1 else (False,))
     ]
     fitting = [row for row in rows if memory is None or row.memory <= memory]
     if not fitting:
@@ -133,7 +153,8 @@ def plan_curvature(
         raise UnsupportedError(
             f"memory limit is {memory!r} bytes, the solutions take at least {least:.0f} a rank"
         )
-    allowed = overhead * step_seconds
+    base = plan.row(plan.chosen).seconds
+    allowed = (1 + overhead) * base
     for pair in intervals:
         best = min(
             (r for r in fitting if (r.factor_interval, r.inverse_interval) == pair),
@@ -144,48 +165,91 @@ def plan_curvature(
             break
     else:
         best = min(fitting, key=lambda row: row.seconds)
-    return CurvaturePlan(rows=tuple(fitting), chosen=best, allowed=allowed)
+    return CurvaturePlan(rows=tuple(fitting), chosen=best, base=base, allowed=allowed)
 
 
 def _row(
-    units: Sequence[tuple[int, int]],
-    link: Link,
-    speeds: Speeds,
-    fraction: float,
-    pair: tuple[int, int],
-    factor_size: float,
+    work: CurvatureWork, plan: Plan, *, fraction: float, pair: tuple[int, int], compressed: bool
 ) -> CurvatureRow:
-    factor_interval, inverse_interval = pair
-    world, workers = link.world, round(fraction * link.world)
-    columns = world // workers
-    factors = sum(_FLOAT * (n * (n + 1) / 2) for unit in units for n in unit)
-    solutions = sum(_FLOAT * n * n for unit in units for n in unit)
-    weights = sum(_FLOAT * r * c for r, c in units)
-    reduced = link.exchange.seconds(2 * (world - 1) / world * factor_size * factors)
-    solved = speeds.solve * _busiest([float(r**3 + c**3) for r, c in units], world)
-    # A rank sends what it solved to the rest of its column, and what its column
-    # preconditions to the rest of its row.
-    shared = link.exchange.seconds(solutions * (workers - 1) / world) if workers > 1 else 0.0
-    sent = link.exchange.seconds(weights * (columns - 1) / world) if columns > 1 else 0.0
-    products = _busiest([float(r * c * (r + c)) for r, c in units], columns)
-    seconds = (
-        (reduced if world > 1 else 0.0) / factor_interval
-        + (solved + shared) / inverse_interval
-        + sent
-        + 2 * speeds.multiply * products
+    link, units = plan.link, work.units
+    base = plan.row(plan.chosen).seconds
+    grid = Placement.of([unit.cost for unit in units], world=link.world, fraction=fraction)
+    by_rank = [
+        [unit for unit, who in zip(units, grid.solver, strict=True) if who == rank]
+        for rank in range(link.world)
+    ]
+    by_column = [[u for rank in column for u in by_rank[rank]] for column in grid.columns]
+    solved = max(sum(unit.solve for unit in own) for own in by_rank)
+    # One after another, as they stand in the queue; columns and rows work side by side.
+    shared = max(
+        sum(
+            _broadcast(link, sum(unit.sent for unit in by_rank[rank]), grid.workers)
+            for rank in column
+        )
+        for column in grid.columns
     )
+    results = sum(
+        _broadcast(link, sum(unit.gradient for unit in own), len(grid.columns))
+        for own in by_column
+    )
+    multiplied = max(sum(unit.multiply for unit in own) for own in by_column)
+    factor_interval, inverse_interval = pair
+    renewed = _with_factors(work, plan, compressed=compressed) - base + work.average
     return CurvatureRow(
         fraction=fraction,
         factor_interval=factor_interval,
         inverse_interval=inverse_interval,
-        seconds=seconds,
-        memory=_busiest([float(_FLOAT * (r * r + c * c)) for r, c in units], columns),
+        compressed=compressed,
+        seconds=base
+        + renewed / factor_interval
+        + (solved + shared) / inverse_interval
+        + multiplied
+        + results,
+        memory=max(sum(unit.held for unit in own) for own in by_column),
     )
 
 
-def _busiest(costs: Sequence[float], places: int) -> float:
-    """The most that one of `places` has to do, the dearest given away first."""
-    loads = [0.0] * places
-    for cost in sorted(costs, reverse=True):
-        loads[loads.index(min(loads))] += cost
-    return max(loads)
+def _with_factors(work: CurvatureWork, plan: Plan, *, compressed: bool) -> float:
+    """Seconds of a step in which factors travel: the first in the queue."""
+    link, step = plan.link, plan.workload
+    # A short exact message comes first and is waited for.
+    head = link.reduce.latency if link.world > 1 else 0.0
+    sample = work.sample + head
+    longer = replace(
+        step,
+        seconds=step.seconds + sample,
+        buckets=[
+            Bucket(
+                values=int(work.factors / 4),
+                nbytes=int(work.factors),
+                ready=work.forward + sample,
+            ),
+            *(replace(bucket, ready=bucket.ready + sample) for bucket in step.buckets),
+        ],
+    )
+    return step_seconds(
+        longer,
+        [
+            _factor_stages(longer.buckets[0], work, link, compressed=compressed),
+            *plan.stages(plan.chosen),
+        ],
+    )
+
+
+def _factor_stages(
+    bucket: Bucket, work: CurvatureWork, link: Link, *, compressed: bool
+) -> Stages:
+    if link.world == 1:
+        return Stages(encode=0.0, first=0.0)
+    if not compressed:
+        return plain_stages(bucket, link)
+    return coded_stages(
+        bucket, link, work.coding, one_round=in_one_round(bucket.values, link.world)
+    )
+
+
+def _broadcast(link: Link, nbytes: float, ranks: int) -> float:
+    """Seconds of one rank's message to `ranks` - 1 others, by a tree, its size first."""
+    if ranks == 1 or not nbytes:
+        return 0.0
+    return link.exchange.latency + link.exchange.seconds(math.ceil(math.log2(ranks)) * nbytes)

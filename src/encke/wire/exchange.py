@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from encke.wire.pieces import all_to_all_bytes
+
 _HEAD = 16  # bytes of a slot's head: length of this message, length of the sender's longest
 _ROOM = 1.25  # a slot's size, of the longest message seen last time
 
@@ -41,30 +43,29 @@ class Exchange:
         if self.fixed:
             return self._in_slots(messages, name)
         sizes = [0 if p == self.rank else m.numel() for p, m in enumerate(messages)]
-        return self._uneven(messages, sizes, self._sizes_to_come(sizes, messages[0].device))
+        coming, longest = self._sizes_to_come(sizes, messages[0].device)
+        return self._uneven(messages, sizes, coming, longest)
 
     def to_all(self, message: Tensor, *, name: str) -> list[Tensor]:
         """The message of every rank, in rank order."""
         return self.all_to_all([message] * self.world, name=name)
 
-    def _sizes_to_come(self, sizes: list[int], device: torch.device) -> list[int]:
-        outgoing = torch.tensor(sizes, dtype=torch.int64, device=device)
+    def _sizes_to_come(self, sizes: list[int], device: torch.device) -> tuple[list[int], int]:
+        """Bytes that come from each rank, and those of the longest message of all."""
+        own = max(sizes)
+        outgoing = torch.tensor([[size, own] for size in sizes], device=device).flatten()
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing, group=self.group)
-        found: list[int] = incoming.tolist()
-        return found
+        found: list[list[int]] = incoming.view(-1, 2).tolist()
+        return [size for size, _ in found], max(longest for _, longest in found)
 
     def _uneven(
-        self, messages: Sequence[Tensor], sizes: list[int], coming: list[int]
+        self, messages: Sequence[Tensor], sizes: list[int], coming: list[int], longest: int
     ) -> list[Tensor]:
-        """One all-to-all of `sizes[p]` bytes to rank p and `coming[p]` from it."""
-        parts = [m for m, size in zip(messages, sizes, strict=True) if size]
-        empty = messages[0].new_empty(0)
-        outgoing = parts[0].contiguous() if len(parts) == 1 else torch.cat([empty, *parts])
-        incoming = messages[0].new_empty(sum(coming))
-        dist.all_to_all_single(incoming, outgoing, coming, sizes, group=self.group)
-        self.sent_bytes += outgoing.numel()
-        received = list(torch.split(incoming, coming))
+        """`sizes[p]` bytes, all of the message or none, to rank p; `coming[p]` from it."""
+        outgoing = [m[:size] for m, size in zip(messages, sizes, strict=True)]
+        received = all_to_all_bytes(outgoing, coming, longest=longest, group=self.group)
+        self.sent_bytes += sum(sizes)
         received[self.rank] = messages[self.rank]
         return received
 
@@ -82,13 +83,17 @@ class Exchange:
         if fits:
             for p in others:
                 outgoing[p, _HEAD : _HEAD + messages[p].numel()] = messages[p]
-        incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, group=self.group)
+        slots = [outgoing[p] if p != self.rank else outgoing[p, :0] for p in range(self.world)]
+        incoming = all_to_all_bytes(
+            slots, [one.numel() for one in slots], longest=slot, group=self.group
+        )
+        incoming[self.rank] = outgoing[self.rank]
         self.sent_bytes += slot * len(others)
-        seen = incoming[:, :_HEAD].contiguous().view(torch.int64).tolist()
-        received = [incoming[p, _HEAD : _HEAD + seen[p][0]] for p in range(self.world)]
+        seen = [one[:_HEAD].clone().view(torch.int64).tolist() for one in incoming]
+        received = [incoming[p][_HEAD : _HEAD + seen[p][0]] for p in range(self.world)]
         late = [seen[p][1] + _HEAD > slot for p in range(self.world)]
-        late[self.rank] = not fits
+        # Every rank has seen every sender's longest message, its own among them.
+        largest = max(longest, *(seen[p][1] for p in others))
         if any(late):
             sizes = [
                 m.numel() if not fits and p != self.rank else 0 for p, m in enumerate(messages)
@@ -96,10 +101,8 @@ class Exchange:
             coming = [
                 seen[p][0] if late[p] and p != self.rank else 0 for p in range(self.world)
             ]
-            second = self._uneven(messages, sizes, coming)
+            second = self._uneven(messages, sizes, coming, largest)
             received = [second[p] if late[p] else received[p] for p in range(self.world)]
         received[self.rank] = messages[self.rank]
-        # Every rank has seen every sender's longest message, its own among them.
-        largest = max(longest, *(seen[p][1] for p in others))
         self._slots[name] = _HEAD + -(-int(_ROOM * largest) // 64) * 64
         return received

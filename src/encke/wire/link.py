@@ -11,10 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from encke.wire.pieces import all_to_all_bytes
+
 _START = 1 << 18
 _LARGEST = 1 << 25
-_ENOUGH = 0.12  # seconds that one exchange takes before the next size is left out
+_ENOUGH = 0.06  # seconds that one exchange takes before larger ones are left out
 _LATENCIES = 9
+_PAIRS = 3  # of exchanges of the last size and half of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +62,8 @@ def measure_link(group: Any, *, device: torch.device) -> Link:
         part = -(-nbytes // (world - 1))
         sizes = [part] * world
         sizes[dist.get_rank(group)] = 0
-        outgoing = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-        incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, sizes, sizes, group=group)
+        message = torch.zeros(part, dtype=torch.uint8, device=device)
+        all_to_all_bytes([message[:n] for n in sizes], sizes, longest=part, group=group)
 
     def reduce(nbytes: int) -> None:
         dist.all_reduce(torch.zeros(nbytes // 4, device=device), group=group)
@@ -90,11 +92,12 @@ def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
         return slowest(time.perf_counter() - begin, group, device)
 
     latency = statistics.median(timed(64) for _ in range(_LATENCIES))
-    size, before, taken = _START, (64, latency), timed(_START)
+    size, taken = _START, timed(_START)
     while taken < _ENOUGH and size < _LARGEST:
-        before, size = (size, taken), 2 * size
+        size *= 2
         taken = timed(size)
-    taken = min(taken, timed(size))
-    # The first bytes may pass a shaped link unhindered: the slope is that of the last ones.
-    slope = max((taken - before[1]) / (size - before[0]), 0.5 * taken / size)
+    # The first bytes may pass a shaped link unhindered: the slope is that of the later ones.
+    pairs = [(timed(size // 2), timed(size)) for _ in range(_PAIRS)]
+    half, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
+    slope = max((whole - half) / (size - size // 2), 0.5 * whole / size)
     return Line(latency=latency, bandwidth=1.0 / slope)

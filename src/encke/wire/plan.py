@@ -28,8 +28,12 @@ class Choice:
     codec: str
     tolerance: float
 
+    @property
+    def pair(self) -> tuple[str, float]:
+        return self.codec, self.tolerance
+
     def __str__(self) -> str:
-        return PLAIN if self.codec == PLAIN else f"{self.codec}, tolerance {self.tolerance:g}"
+        return PLAIN if self.codec == PLAIN else f"{self.codec}, tolerance {self.tolerance:.2g}"
 
 
 EXACT = Choice(PLAIN, 0.0)
@@ -173,10 +177,10 @@ class Plan:
             coded = [seconds for choice, seconds in rows.items() if choice != EXACT]
             if not coded:
                 return "exact: nothing else was to choose from"
-            gain = rows[EXACT] / min(coded) - 1
+            change = min(coded) / rows[EXACT] - 1
             return (
-                f"exact: compression would make a step {gain:+.1%} faster, "
-                f"worth it from {WORTHWHILE:.0%} on"
+                f"exact: compression would make a step {abs(change):.1%} "
+                f"{'longer' if change > 0 else 'shorter'}, worth it from {WORTHWHILE:.0%} on"
             )
         return (
             f"{self.chosen}: {rows.get(EXACT, 0.0) / rows[self.chosen]:.2f}× as fast as exact"

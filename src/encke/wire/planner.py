@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from encke.wire.noise import NoiseRule
 from encke.wire.plan import PLAIN, Choice, Plan
+from encke.wire.protocol import Tolerant
 
 if TYPE_CHECKING:
     from encke.wire.comm import CompressedComm
@@ -34,7 +34,7 @@ class Planner:
         self._steps = 0
         self._marked = (0.0, 0.0)
         comm.gradients.watching = every > 0
-        self._use(plan.chosen)
+        self.use(plan.chosen)
 
     def step_begins(self, step: int) -> None:
         """Called when the first bucket of a step is ready."""
@@ -56,7 +56,7 @@ class Planner:
             place = place.cuda()
         if self._comm.world > 1:
             dist.broadcast(place, group_src=0, group=self._comm.group)
-        self._use(choices[int(place)])
+        self.use(choices[int(place)])
 
     def _best(self) -> Choice:
         """What rank 0 would choose after what it saw since it last chose."""
@@ -78,13 +78,14 @@ class Planner:
         gain = self.plan.row(before).seconds / self.plan.row(best).seconds - 1
         return best if gain > _TO_CHANGE else before
 
-    def _use(self, choice: Choice) -> None:
+    def use(self, choice: Choice) -> None:
+        """Exchange as `choice` says from now on; on all ranks at the same place."""
         self.plan.chosen = choice
         gradients = self._comm.gradients
         gradients.exact = choice.codec == PLAIN
         if choice.codec != PLAIN:
             self._comm.settings = replace(self._comm.settings, codec=choice.codec)
-            if isinstance(gradients.policy, NoiseRule):
+            if isinstance(gradients.policy, Tolerant):
                 gradients.policy.tolerance = choice.tolerance
 
 

@@ -14,6 +14,7 @@ is cut, coded and dithered by itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,7 @@ class Reduction:
         rank = self.exchange.rank
         at = time.perf_counter()
         side = torch.tensor(
-            [number for m in moments for number in (m.squares, m.mean_squares, m.count)],
+            [number for m in moments for number in (m.squares, m.mean_squares, m.values)],
             dtype=torch.float64,
         )
         message = self.coder.encode(
@@ -243,7 +244,25 @@ def part_of(stretch: Stretch, part: int, parts: int) -> Stretch:
 
 def sample_of(flat: Tensor, stretch: Stretch) -> Tensor:
     """Some of the stretch's values, evenly spread: enough to know their variance by."""
-    return flat[stretch.start : stretch.stop : max(1, stretch.values // _SAMPLE)]
+    return flat[stretch.start : stretch.stop : stride_of(stretch.values)]
+
+
+def stride_of(values: int) -> int:
+    """Every how manieth of so many values is looked at.
+
+    Never a multiple of 2, 3, 5 or 7, or a sample of a convolution's gradient would always hit
+    the same place of its kernels, which may be one that only ever sees padding.
+
+    >>> stride_of(10_000), stride_of(40_000), stride_of(512 * 512 * 9)
+    (1, 11, 149)
+    """
+    stride = values // _SAMPLE
+    if stride <= 1:
+        return 1
+    stride = max(stride, 11)
+    while math.gcd(stride, 210) > 1:
+        stride += 1
+    return stride
 
 
 def square_of(flat: Tensor, stretch: Stretch) -> float:

@@ -28,10 +28,10 @@ from encke.wire.message import CODECS, Coder, Stretch
 from encke.wire.noise import NoiseRule, moments_over_ranks, variance_between
 from encke.wire.plan import Choice, Plan
 from encke.wire.protocol import Observation, Segment
-from encke.wire.reduce import in_one_round
+from encke.wire.reduce import in_one_round, sample_of
 
 _FIRST_BUCKET = 1 << 20  # DDP's, so that the exchange begins early
-_STEPS = 4  # of which the first warms up
+_STEPS = 6  # of which the first warms up
 _MEASURED = 16 << 20  # bytes of gradients that codecs are timed on
 _ROUNDS = 4  # of which the first warms up
 
@@ -209,7 +209,7 @@ def _codings(
             bounded = [
                 Stretch(s.name, s.start, s.stop, _bound(rule, s, share)) for s in stretches
             ]
-            encode, decode, size = _timed(coder, flat, bounded, group)
+            encode, decode, size = timed_coding(coder, flat, bounded, group)
             found[Choice(codec, tolerated)] = Coding(
                 encode=encode,
                 decode=decode,
@@ -234,17 +234,17 @@ def _noise(
     flat: Tensor, stretches: Sequence[Stretch], world: int, group: Any
 ) -> tuple[NoiseRule, float]:
     """The noise between ranks by stretch, and its share in the variance of all values."""
-    sample = torch.cat([flat[s.start : s.stop : max(1, s.values // 16_384)] for s in stretches])
+    samples = [sample_of(flat, s) for s in stretches]
+    sample = torch.cat(samples)
     places, start = [], 0
-    for s in stretches:
-        count = len(range(s.start, s.stop, max(1, s.values // 16_384)))
-        places.append(Stretch(s.name, start, start + count))
-        start += count
+    for s, found in zip(stretches, samples, strict=True):
+        places.append(Stretch(s.name, start, start + found.numel()))
+        start += found.numel()
     mean = sample / world
     dist.all_reduce(mean, group=group)
     rule, noise, squares = NoiseRule(), 0.0, 0.0
-    found = moments_over_ranks(sample, mean, places, group=group)
-    for stretch, moments in zip(stretches, found, strict=True):
+    seen = moments_over_ranks(sample, mean, places, group=group)
+    for stretch, moments in zip(stretches, seen, strict=True):
         between, square = variance_between(moments, world=world, added=0.0)
         segment = Segment(name=stretch.name, values=stretch.values, world=world)
         rule.observe(
@@ -255,7 +255,7 @@ def _noise(
     return rule, min(1.0, noise / squares) if squares else 1.0
 
 
-def _timed(
+def timed_coding(
     coder: Coder, flat: Tensor, stretches: Sequence[Stretch], group: Any
 ) -> tuple[float, float, float]:
     """Seconds a byte to encode and to decode, and the size; of the slowest rank."""

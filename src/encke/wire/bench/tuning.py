@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from encke.wire.bench.contestants import CONTESTANTS, Contestant, ours
-from encke.wire.bench.worker import Training, joined
+from encke.wire.bench.worker import Training, report
 from encke.wire.bench.workload import Batches, loss_of, network
 from encke.wire.plan import EXACT, Choice
 from encke.wire.tuner import tune
@@ -38,7 +33,8 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
         for _ in range(3):
             training.step()
     times: dict[Choice, list[float]] = {choice: [] for choice in trainings}
-    for _ in range(job["steps"]):
+    steps = rounds(job, sum(row.seconds for row in rows))
+    for _ in range(steps):
         for choice, training in trainings.items():
             times[choice].append(training.step())
     return [
@@ -52,21 +48,21 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             "alone_ms": 1e3 * plan.workload.seconds,
             "link_mbit": 8e-6 * plan.link.exchange.bandwidth,
             "megabytes": job["megabytes"],
-            "steps": job["steps"],
+            "steps": steps,
         }
         for row in rows
     ]
 
 
-def main(job_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
-    rank = joined(job)
-    found = examine(job, rank)
-    if rank == 0:
-        Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
-    dist.barrier()
-    dist.destroy_process_group()
+def rounds(job: dict[str, Any], seconds: float) -> int:
+    """How often all choices, which together take `seconds`, are tried: more if they are fast.
+
+    >>> rounds({"steps": 5, "most_steps": 30, "seconds": 20}, 2.0)
+    10
+    """
+    often = min(int(job["most_steps"]), int(job["seconds"] / seconds))
+    return max(int(job["steps"]), often)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    report(examine)

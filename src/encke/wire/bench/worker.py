@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -154,10 +155,11 @@ def joined(job: dict[str, Any]) -> int:
     return rank
 
 
-def main(job_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+def report(work: Callable[[dict[str, Any], int], list[dict[str, Any]]]) -> None:
+    """Do `work(job, rank)` on the job that the command line names; rank 0 writes its rows."""
+    job = json.loads(Path(sys.argv[1]).read_text())
     rank = joined(job)
-    found = measure(job["contestants"], job, rank)
+    found = work(job, rank)
     if rank == 0:
         Path(job["results"]).write_text("".join(json.dumps(row) + "\n" for row in found))
     dist.barrier()
@@ -165,4 +167,4 @@ def main(job_file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    report(lambda job, rank: measure(job["contestants"], job, rank))
