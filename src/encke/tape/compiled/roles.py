@@ -15,7 +15,7 @@ Everything else are activations, of which backward needs the values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, fx
@@ -50,6 +50,11 @@ _REDUCTIONS = frozenset(
     ("var_mean", "var", "std_mean", "std", "mean", "sum", "norm", "logsumexp", "amax", "amin")
 )
 _SPLITS = frozenset(("split", "split_with_sizes", "unbind", "chunk", "tensor_split"))
+_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "convolution", "mm"))
+_VIEWS = frozenset(
+    ("_unsafe_view", "alias", "permute", "reshape", "squeeze", "t", "transpose", "unsqueeze")
+    + ("view",)
+)
 _SMALLER = 4  # a statistic has at most this fraction of the values it was made of
 _NAMESPACES = frozenset(("aten", "prims"))
 
@@ -99,6 +104,38 @@ def decisions(graph: fx.Graph) -> list[fx.Node]:
         if reads_values and (not result.is_floating_point() or op_name(node.target) in STEPPED):
             found.append(node)
     return found
+
+
+def side_of(decision: fx.Node, materialised: Container[fx.Node]) -> fx.Node | None:
+    """The values of which a decision is `x <= 0`, if they lie in memory anyway.
+
+    Then the tape takes the bits from them, and the truth values need never be written: a
+    byte each, which Inductor's code for CPUs writes and reads one at a time.
+
+    materialised  nodes of which that is known
+    """
+    if decision.target is not torch.ops.aten.le.Scalar or decision.args[1] != 0:
+        return None
+    values = decision.args[0]
+    if not isinstance(values, fx.Node) or values.op != "call_function":
+        return None
+    seen, result = tensor_of(values), tensor_of(decision)
+    if seen is None or result is None or seen.stride() != result.stride():
+        return None
+    return values if values in materialised or _feeds_product(values) else None
+
+
+def _feeds_product(node: fx.Node) -> bool:
+    """Whether a product of matrices or a convolution reads a node, or a view of it."""
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        name = op_name(user.target)
+        if name in _PRODUCTS:
+            return True
+        if name in _VIEWS:
+            stack.extend(user.users)
+    return False
 
 
 def _is_tangent(node: fx.Node) -> bool:
