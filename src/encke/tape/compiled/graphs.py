@@ -62,6 +62,8 @@ class CompiledGraph:
         #: When each place was last probed, by its index: a count of probes.
         self.probed: dict[int, int] = {}
         self._tape = weakref.ref(tape, lambda _: self.forget())
+        #: Whether its backward is being run again by a probe.
+        self.probing = False
         self._kept = 0
         self._foreign = False
         _graphs[self.number] = self
