@@ -16,7 +16,8 @@ from nets import LOSSLESS, LOSSY, equal, gradients, small_net
 from torch import Tensor, nn
 
 import encke
-from encke.tape.compiled import graphs
+from encke.tape.compiled import graphs, internals, probes
+from encke.tape.protocol import Effect
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +164,24 @@ def test_the_side_of_a_relu_is_exact_however_large_the_error() -> None:
     compiled(model)(x).square().mean().backward()
     assert not model[0].weight.grad[:4].any()
     assert model[0].weight.grad[4:].all()
+
+
+def test_a_relus_bits_are_taken_from_the_values_that_the_next_layer_reads() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+    x = torch.randn(16, 3, 12, 12)
+    x[0, 0, 0, 0] = torch.nan  # is not below zero: its gradient goes on
+    plain = gradients(compiled(copy.deepcopy(model)), x)
+    tape = encke.attach(model, policy=LOSSLESS)
+    mine = gradients(compiled(model), x)
+    for a, b in zip(plain, mine, strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))  # type: ignore[union-attr]
+    places = {str(p.site): p.sides for p in tape.graphs[0].places if p.added}
+    assert [places[name] for name in sorted(places)] == [True, False]
+    with tape.paused():
+        again = gradients(compiled(model), x)
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))  # type: ignore[union-attr]
 
 
 def test_bounds_that_change_compile_nothing_anew() -> None:
@@ -403,3 +422,43 @@ def test_inductor_keeps_through_the_tape(first: str) -> None:
     assert tape.stored_bytes == 0
     tape.detach()
     assert equal(plain, gradients(run, x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_probes_run_the_compiled_backward_and_see_what_one_op_after_another_shows(
+    dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Tanh()
+    )
+    x = torch.randn(16, 3, 12, 12)
+    run = torch.compile(model, fullgraph=True, dynamic=dynamic)
+    tape = encke.attach(run, guard=3)
+    learnt = tape.policy.state_dict()
+    seen: list[list[Effect]] = []
+
+    def observe() -> list[Tensor | None]:
+        tape.step = 0
+        tape.policy.load_state_dict(learnt)
+        tape.graphs and tape.graphs[0].probed.clear()
+        seen.append([])
+        tape.listeners[:] = [seen[-1].append]
+        for _ in range(3):
+            found = gradients(run, x)
+        return found
+
+    once = observe()
+    ran: list[object] = []
+    monkeypatch.setattr(probes.Replay, "run", lambda self, *a: ran.append(self))
+    assert equal(once, observe())  # what probes overwrite is not what backward reads
+    assert not ran
+    monkeypatch.undo()
+    monkeypatch.setattr(internals, "running_code", lambda: None)
+    observe()
+    assert len(seen[0]) == len(seen[2]) >= 6
+    assert any(effect.measured for effect in seen[0])
+    for one, other in zip(seen[0], seen[2], strict=True):
+        assert (one.site, one.parameter) == (other.site, other.parameter)
+        assert one.probed == pytest.approx(other.probed, rel=0.05, abs=1e-12)
+        assert (one.measured is None) == (other.measured is None)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 
 from encke.errors import UnsupportedError
-from encke.tape.kept import Integers, Source, Whole
-from encke.tape.ledger import Held, PlainHeld
+from encke.tape.kept import Integers, Sides, Source, Whole
+from encke.tape.ledger import Held, Ledger, PlainHeld
 from encke.tape.protocol import KEEP, Sight, Site
 from encke.tape.records import Record
 from encke.tape.slot import Recent, Slot
@@ -35,11 +35,13 @@ class Place:
     """A tensor that a compiled forward graph keeps.
 
     added  whether it is kept only because of the tape: the outcome of a comparison
+    sides  whether the graph hands over values of which only `not x <= 0` is kept
     """
 
     site: Site
     order: int
     added: bool = False
+    sides: bool = False
 
 
 class CompiledGraph:
@@ -61,6 +63,8 @@ class CompiledGraph:
         #: When each place was last probed, by its index: a count of probes.
         self.probed: dict[int, int] = {}
         self._tape = weakref.ref(tape, lambda _: self.forget())
+        #: Whether its backward is being run again by a probe.
+        self.probing = False
         self._kept = 0
         self._foreign = False
         _graphs[self.number] = self
@@ -88,6 +92,8 @@ class CompiledGraph:
         place, tape = self.places[index], None if self._foreign else self.tape
         self._kept += 1
         if tape is None:
+            if place.sides:
+                return Kept(index, Sides(place.site, t, (1.0, 0.0), Ledger()))
             return Kept(index, _as_it_is(place.site, t))
         kept = Kept(index, _keep(tape, place, t))
         if index == 0:
@@ -112,7 +118,9 @@ class Kept:
         self.counted: list[Held | PlainHeld] = []
 
     def value(self) -> Tensor:
-        """The tensor, in memory that nothing else refers to."""
+        """The tensor, in memory that nothing else refers to; sides as truth values."""
+        if isinstance(self.source, Sides):
+            return self.source.mask()
         value = self.source.get()
         if isinstance(self.source, Whole) and self.source.slot.kind == "exact":
             return value.clone()
@@ -158,7 +166,11 @@ def behind(handle: Tensor) -> Kept:
 def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
     source: Source
     count = t.numel() * t.element_size()
-    if t.is_floating_point():
+    if place.sides:
+        source = sides = Sides(place.site, t, (1.0, 0.0), tape.ledger)
+        how, codec, error, stored = sides.how, sides.how, 0.0, sides.nbytes
+        why = "a comparison's outcome: one bit each"
+    elif t.is_floating_point():
         tape.order = place.order
         treatment = tape.policy.treat(
             Sight(site=place.site, tensor=t, step=tape.step, order=place.order)

@@ -3,8 +3,9 @@
 Written against torch 2.13, and tested with that version alone: where Inductor takes a
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
 value, the fake tensors that stand for a model's parameters while it is traced, what a node's
-`meta` says about where it comes from, and how a compiled artifact is kept out of the caches on
-disk. `tests/tape/test_compile_facts.py` tells when one changes.
+`meta` says about where it comes from, that the code which Inductor writes is a function `call`
+that can be called again, and how a compiled artifact is kept out of the caches on disk.
+`tests/tape/test_compile_facts.py` tells when one changes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import fx, nn
@@ -161,6 +163,32 @@ def _set_results(graph: fx.Graph, place: slice, nodes: list[fx.Node]) -> None:
         new = list(described)
         new[place] = [None] * len(nodes)
         output.meta["desc"] = type(described)(new)
+
+
+def running_code() -> Callable[[list[Any]], Sequence[Any]] | None:
+    """The code that Inductor wrote and that is calling this; None if none is.
+
+    It can be called again, with a list of what the graph's placeholders stand for, which it
+    empties. What a forward graph kept may be overwritten by it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "call":
+            code = frame.f_globals.get("call")
+            if getattr(code, "__code__", None) is frame.f_code:
+                return cast("Callable[[list[Any]], Sequence[Any]]", code)
+        frame = frame.f_back
+    return None
+
+
+def is_graph_input(placeholder: fx.Node) -> bool:
+    """Whether a placeholder of a backward graph stands for an input of the forward graph."""
+    return str(placeholder.target).startswith("primals")
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a node stands for a gradient that comes into the backward graph."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def parameters_among(joint_inputs: Sequence[Any], model: nn.Module) -> dict[int, str]:

@@ -52,10 +52,11 @@ def _keep(x: Tensor, _token: Tensor, number: int, place: int) -> Tensor:
 
 def _observe(inputs: list[Tensor], sizes: list[int], number: int) -> Tensor:
     mine = graph(number)
-    with torch.no_grad():
-        probes.observe(mine, inputs, sizes)
-    if mine.tape is not None:
-        mine.tape.begin_graphs_backward()
+    if not mine.probing:
+        with torch.no_grad():
+            probes.observe(mine, inputs, sizes)
+        if mine.tape is not None:
+            mine.tape.begin_graphs_backward()
     return torch.zeros((), dtype=torch.float64, device=inputs[0].device)
 
 
@@ -64,6 +65,8 @@ def _give(
 ) -> Tensor:
     with torch.no_grad():
         value = behind(handle).value()
+        if value.dtype == torch.bool and dtype != torch.bool:
+            value = value.view(torch.uint8).to(dtype)  # far faster than from truth values
         if list(value.stride()) == list(stride):
             return value
         given = torch.empty_strided(size, stride, dtype=dtype, device=handle.device)

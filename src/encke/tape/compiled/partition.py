@@ -137,6 +137,9 @@ class _Rewrite:
                 handles.get(n, n) if i >= self._outputs else n for i, n in enumerate(results)
             ),
         )
+        for saved, place in zip(chosen, self._graph.places, strict=True):
+            if place.sides and not saved.users:
+                self._forward.graph.erase_node(saved)
         self._give({chosen[saved]: handles[saved] for saved in chosen})
         self._forward.recompile()
         self._backward.recompile()
@@ -165,12 +168,20 @@ class _Rewrite:
         with graph.inserting_before(first):
             token = _call(graph, tape_begin, (self._parameter, number))
         handles: dict[fx.Node, fx.Node] = {}
+        materialised = frozenset(chosen)
         for index, saved in enumerate(chosen):
+            values = roles.side_of(saved, materialised)
             self._graph.places.append(
-                Place(site=self._site(saved), order=index, added=saved.name in self._added)
+                Place(
+                    site=self._site(saved),
+                    order=index,
+                    added=saved.name in self._added,
+                    sides=values is not None,
+                )
             )
-            with graph.inserting_before(saved.next):
-                handles[saved] = _call(graph, tape_keep, (saved, token, number, index))
+            given = saved if values is None else values
+            with graph.inserting_before(given.next):
+                handles[saved] = _call(graph, tape_keep, (given, token, number, index))
         return handles
 
     def _site(self, node: fx.Node) -> Site:
@@ -197,12 +208,17 @@ class _Rewrite:
         sizes = [n for n in inputs if isinstance(n.meta.get("val"), torch.SymInt)]
         with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
             token = _call(graph, tape_observe, (tensors, sizes, self._graph.number))
-        for tensor, placeholder in renamed.items():
+        for place, (tensor, placeholder) in zip(
+            self._graph.places, renamed.items(), strict=True
+        ):
             value = tensor.meta["val"]
+            dtype = _form_of(value)
             with graph.inserting_before(first_use[tensor]):
                 size = internals.size_nodes(value.shape, graph)
                 stride = internals.size_nodes(value.stride(), graph)
-                given = _call(graph, tape_give, (placeholder, token, size, stride, value.dtype))
+                given = _call(graph, tape_give, (placeholder, token, size, stride, dtype))
+                if value.dtype == torch.bool:
+                    given = _truth(graph, given, is_zero=place.sides)
             tensor.replace_all_uses_with(given)
             graph.erase_node(tensor)
 
@@ -239,6 +255,27 @@ def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...]) -> fx.Node:
     values = fx.node.map_arg(args, lambda n: n.meta["val"])
     node.meta["val"] = op(*values)
     return node
+
+
+def _form_of(value: Tensor) -> torch.dtype:
+    """In which dtype a kept tensor is given back.
+
+    Truth values as bfloat16 on a CPU: Inductor's code loads those eight at a time, and truth
+    values one by one, which takes ten times as long.
+    """
+    if value.dtype == torch.bool and value.device.type == "cpu":
+        return torch.bfloat16
+    return value.dtype
+
+
+def _truth(graph: fx.Graph, given: fx.Node, *, is_zero: bool) -> fx.Node:
+    """Truth values from what was given for them: 0 and 1, or themselves."""
+    if given.meta["val"].dtype != torch.bool:
+        compare = torch.ops.aten.eq.Scalar if is_zero else torch.ops.aten.ne.Scalar
+        return _call(graph, compare, (given, 0))
+    if is_zero:
+        return _call(graph, torch.ops.aten.logical_not.default, (given,))
+    return given
 
 
 def _first_use(node: fx.Node) -> fx.Node:

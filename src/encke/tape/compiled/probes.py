@@ -5,19 +5,21 @@ hand as a program of plain ops, so it can be run again with a fresh error in one
 the change of every weight's gradient is the effect of that error, wherever it travels. No
 theory and no rule about ops is needed, and nothing is left out.
 
-A probe costs one backward pass, run op by op. In an observed step the places that were never
-probed are, and a quarter of the others in turn.
+A probe costs one backward pass: the compiled code, called again, where Inductor wrote it, and
+op by op elsewhere. In an observed step the places that were never probed are, and a quarter of
+the others in turn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from encke.tape.compiled import internals
 from encke.tape.compiled.graphs import CompiledGraph, Kept, behind
 from encke.tape.compiled.roles import tensor_of
 from encke.tape.effects import Noise, square
@@ -39,20 +41,35 @@ def observe(graph: CompiledGraph, inputs: Sequence[Tensor], sizes: Sequence[int]
     if not slots:
         return
     due = _due(graph, slots)
-    arguments = _arguments(program, inputs, sizes)
+    run = _again(program, inputs, sizes)
 
     def gradients() -> dict[str, Tensor]:
         # Ops that draw random numbers are to draw the same in every run.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(tape.step)
-            results = Replay(program).run(*arguments)
+            results = run()
         return {name: results[i].detach() for i, name in graph.parameters.items()}
 
-    exact = gradients()
-    for index in due:
-        _report(tape, graph, index, slots[index], exact, gradients)
+    graph.probing = True
+    try:
+        exact = gradients()
+        for index in due:
+            _report(tape, graph, index, slots[index], exact, gradients)
+    finally:
+        graph.probing = False
     done = max(graph.probed.values(), default=0) + 1
     graph.probed.update(dict.fromkeys(due, done))
+
+
+def _again(
+    program: fx.GraphModule, inputs: Sequence[Tensor], sizes: Sequence[int]
+) -> Callable[[], Sequence[Any]]:
+    """What runs the backward graph that has just begun once more, on the same inputs."""
+    code = internals.running_code()
+    if code is None:
+        arguments = _as_traced(program, inputs, sizes)
+        return lambda: Replay(program).run(*arguments)
+    return lambda: code(_to_overwrite(program, inputs, sizes))
 
 
 def _observed(program: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[int, Slot]:
@@ -84,22 +101,45 @@ def _placeholders(program: fx.GraphModule) -> list[fx.Node]:
 
 def _arguments(
     program: fx.GraphModule, inputs: Sequence[Tensor], sizes: Sequence[int]
-) -> list[Any]:
-    """The inputs in the program's order, laid out as they were when it was traced."""
+) -> Iterator[tuple[fx.Node, Any]]:
+    """The program's placeholders, and what each stands for: a tensor or a size."""
     tensors, numbers = iter(inputs), iter(sizes)
-    found: list[Any] = []
     for node in _placeholders(program):
+        yield node, next(numbers) if tensor_of(node) is None else next(tensors)
+
+
+def _as_traced(
+    program: fx.GraphModule, inputs: Sequence[Tensor], sizes: Sequence[int]
+) -> list[Any]:
+    """The inputs, laid out as they were when the program was traced."""
+    found: list[Any] = []
+    for node, given in _arguments(program, inputs, sizes):
         traced = tensor_of(node)
-        if traced is None:
-            found.append(next(numbers))
-            continue
-        given = next(tensors)
-        stride = traced.stride()
-        if all(isinstance(s, int) for s in stride) and given.stride() != stride:
-            given = torch.empty_strided(
-                given.shape, stride, dtype=given.dtype, device=given.device
-            ).copy_(given)
-        found.append(given)
+        found.append(given if traced is None else _laid_out(given, traced.stride()))
+    return found
+
+
+def _laid_out(given: Tensor, stride: tuple[Any, ...]) -> Tensor:
+    if given.stride() == stride or not all(isinstance(s, int) for s in stride):
+        return given
+    return torch.empty_strided(
+        given.shape, stride, dtype=given.dtype, device=given.device
+    ).copy_(given)
+
+
+def _to_overwrite(
+    program: fx.GraphModule, inputs: Sequence[Tensor], sizes: Sequence[int]
+) -> list[Any]:
+    """The inputs, with copies of those whose memory compiled code may use for its results."""
+    found: list[Any] = []
+    for node, given in _arguments(program, inputs, sizes):
+        stays = (
+            not isinstance(given, Tensor)
+            or node.meta.get("encke_handle")
+            or internals.is_graph_input(node)
+            or internals.is_tangent(node)
+        )
+        found.append(given if stays else given.clone())
     return found
 
 
@@ -129,7 +169,7 @@ def _report(
     true: dict[str, float] = {}
     if slot.check is not None:
         kept = slot.check
-        slot.noise = lambda _: kept
+        slot.noise = lambda _: kept.clone()  # compiled code may overwrite what it is given
         try:
             true = {name: square(g - exact[name]) for name, g in gradients().items()}
         finally:

@@ -15,13 +15,14 @@ Everything else are activations, of which backward needs the values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, fx
 
 from encke.tape.compiled.internals import (
     expected,
+    is_tangent,
     namespace,
     op_name,
     traced_from,
@@ -50,6 +51,8 @@ _REDUCTIONS = frozenset(
     ("var_mean", "var", "std_mean", "std", "mean", "sum", "norm", "logsumexp", "amax", "amin")
 )
 _SPLITS = frozenset(("split", "split_with_sizes", "unbind", "chunk", "tensor_split"))
+_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "convolution", "mm"))
+_VIEWS = frozenset(("_unsafe_view", "permute", "reshape", "squeeze", "unsqueeze", "view"))
 _SMALLER = 4  # a statistic has at most this fraction of the values it was made of
 _NAMESPACES = frozenset(("aten", "prims"))
 
@@ -84,7 +87,7 @@ def spell_out_thresholds(graph: fx.Graph) -> None:
 def decisions(graph: fx.Graph) -> list[fx.Node]:
     """What must not be made again in backward from values with an error."""
     from_values = reached(n for n in graph.nodes if _is_float_input(n))
-    from_gradients = reached(n for n in graph.nodes if _is_tangent(n))
+    from_gradients = reached(n for n in graph.nodes if is_tangent(n))
     found: list[fx.Node] = []
     for node in graph.nodes:
         if node.op != "call_function" or node in from_gradients or node not in from_values:
@@ -101,15 +104,45 @@ def decisions(graph: fx.Graph) -> list[fx.Node]:
     return found
 
 
-def _is_tangent(node: fx.Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)
+def side_of(decision: fx.Node, materialised: Container[fx.Node]) -> fx.Node | None:
+    """The values of which a decision is `x <= 0`, if they lie in memory anyway.
+
+    Then the tape takes the bits from them, and the truth values need never be written: a
+    byte each, which Inductor's code for CPUs writes and reads one at a time.
+
+    materialised  nodes of which that is known
+    """
+    if decision.target is not torch.ops.aten.le.Scalar or decision.args[1] != 0:
+        return None
+    values = decision.args[0]
+    while isinstance(values, fx.Node) and values.target is torch.ops.aten.alias.default:
+        values = values.args[0]
+    if not isinstance(values, fx.Node) or values.op != "call_function":
+        return None
+    seen, result = tensor_of(values), tensor_of(decision)
+    if seen is None or result is None or seen.stride() != result.stride():
+        return None
+    return values if values in materialised or _feeds_product(values) else None
+
+
+def _feeds_product(node: fx.Node) -> bool:
+    """Whether a product of matrices or a convolution reads a node, or a view of it."""
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        name = op_name(user.target)
+        if name in _PRODUCTS:
+            return True
+        if name in _VIEWS:
+            stack.extend(user.users)
+    return False
 
 
 def _is_float_input(node: fx.Node) -> bool:
     value = tensor_of(node)
     return (
         node.op == "placeholder"
-        and not _is_tangent(node)
+        and not is_tangent(node)
         and value is not None
         and value.is_floating_point()
     )
@@ -137,7 +170,7 @@ def must_be_exact(saved: fx.Node, in_backward: fx.Node) -> str:
         return "has steps"
     if is_statistic(saved):
         return "a statistic"
-    gradients = reached(n for n in in_backward.graph.nodes if _is_tangent(n))
+    gradients = reached(n for n in in_backward.graph.nodes if is_tangent(n))
     seen: set[fx.Node] = set()
     stack = list(in_backward.users)
     while stack:
