@@ -33,8 +33,10 @@ _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already 
 class Adaptive:
     """Keeps the variance that compression adds to the gradients below `tolerance`.
 
-    tolerance  added variance, as a share of each gradient's own scale: 0.01 is as much as
-               a batch smaller by one per cent would add
+    tolerance  added variance, as a share of each gradient's own scale. Against `gradient`,
+               0.01 is at most as much as a batch smaller by one per cent would add; a
+               momentum is longer than a gradient, so against `momentum` it is more: by
+               1/(1 - β²) where gradients are noise, up to 1/(1 - β)² where they agree
     reference  what that scale is: see `control.reference`
     refresh    steps between observations (more often at first: steps 1, 2, 4, 8, …)
     guard      steps between comparisons with the true gradient; 0 for none
@@ -58,7 +60,7 @@ class Adaptive:
         if not 0 < tolerance <= 1:
             raise UnsupportedError(
                 f"tolerance is {tolerance!r}, allowed is above 0 to 1; 0.01 adds one per cent "
-                "to the gradient's variance"
+                "of the reference's square to the gradient's variance"
             )
         self.tolerance = tolerance
         self.refresh = refresh
