@@ -175,6 +175,16 @@ def test_fsdp2_units_reduce_through_the_wire_within_the_bound(two: list[list[Any
         assert any(changed)
 
 
+def test_a_curvature_plan_has_every_fraction_and_is_the_same_on_all_ranks(
+    two: list[list[Any]],
+) -> None:
+    first, second = (rank[2] for rank in two)
+    kinds = [(fraction, compressed, True) for fraction in (0.5, 1.0) for compressed in (1, 0)]
+    assert first["curvature"] == second["curvature"] == kinds
+    # So large an overhead allows the freshest there is.
+    assert first["curvature options"] == second["curvature options"] == 1
+
+
 def test_a_plan_is_made_explained_and_changed_on_all_ranks_alike(two: list[list[Any]]) -> None:
     first, second = (rank[2] for rank in two)
     assert first["chosen"] == second["chosen"]

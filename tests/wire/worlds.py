@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encke.bound import Absolute, RmsRelative
-from encke.wire import Choice, CompressedComm, Plan, ddp, merged_states, tune
+from encke.wire import (
+    KFAC,
+    Choice,
+    CompressedComm,
+    Plan,
+    ddp,
+    merged_states,
+    tune,
+    tune_curvature,
+)
 from encke.wire.cost import Coding
 from encke.wire.exchange import Exchange
 from encke.wire.lattice import deviation
@@ -341,6 +350,7 @@ def tuned(rank: int) -> dict[str, Any]:
     x, target = batch(rank, 0)
     before = {n: v.clone() for n, v in model.state_dict().items()}
     plan = tune(model, (x, target), bucket_cap_mb=0.01)
+    curvature = tune_curvature(model, (x, target), plan, overhead=1e3)
     kept = all(torch.equal(before[n], v) for n, v in model.state_dict().items())
     # A link said to be so slow that compression wins by far; what is seen says otherwise.
     slow = Line(latency=1e-6, bandwidth=100.0)
@@ -363,6 +373,12 @@ def tuned(rank: int) -> dict[str, Any]:
         "chosen": str(plan.chosen),
         "rows": len(plan.rows()),
         "explained": plan.explain(),
+        "curvature": [
+            (row.fraction, row.compressed, row.seconds > curvature.base > 0)
+            for row in curvature.rows
+            if row.inverse_interval == 1
+        ],
+        "curvature options": KFAC(model, **curvature.chosen.options).settings.inverse_interval,
         "kept": kept,
         "gradients": [p.grad for p in model.parameters()],
         "at first": str(chosen_first),
