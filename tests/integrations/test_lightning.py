@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import encke
-from encke.errors import UnsupportedError
 from encke.integrations.lightning import EnckeCallback
 
 pytestmark = pytest.mark.slow
