@@ -3,25 +3,31 @@
     ENCKE_DATA=... python benchmarks/tape/compiled.py --models resnet_cifar gpt
 
 Each network has a process of its own, in which every way trains a copy of it on the same
-batches.
+batches, timed in turn with the compiled network without a tape. Rows that are there are left
+out, unless `--again`.
 
 ways        compiled, compiled with torch's own `activation_memory_budget`, compiled with a
             tape (lossless, one bound for all, the controller), and the network that is not
-            compiled, without and with a tape
+            compiled, without and with a tape. All are compiled with `fullgraph=True`
 stored      held for backward at the end of forward; `plain` is what the graph that is compiled
             without a tape keeps (for the ways that compile nothing: what autograd keeps)
 peak        resident memory of three steps above what it was before, after warm-up; the curve of
             one step is in tape_compiled_curve.csv
+first       seconds of the first forward and backward pass: compiling, unless a way before it
+            had the same graph; kernels that an earlier process compiled are on disk
 relative    time of a step over that of a compiled step without a tape, the two in turn, the
             median of pairs; `observed` the same for a step that the controller observes
-difference  of the first step's gradients to those of the compiled network without a tape, and
-            to those of the network that is not compiled: ‖Δ‖²/‖g‖², the mean over weights of
-            two or more dimensions; 0 is equality of every bit
+difference  of the gradients after warm-up to those of the compiled network without a tape, of
+            the same network not compiled, and of that with a tape under the same bound:
+            ‖Δ‖²/‖g‖², the mean over weights of two or more dimensions; 0 is equality of
+            every bit
+graphs      compiled graphs that keep their tensors through the tape
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -42,11 +48,13 @@ COLUMNS = (
     "stored_bytes",
     "ratio",
     "peak_bytes",
+    "first_seconds",
     "step_seconds",
     "relative_time",
     "observed_relative_time",
     "difference",
     "difference_to_eager",
+    "difference_to_eager_tape",
     "graphs",
     "data",
 )
@@ -58,16 +66,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt": ("gpt", {}, 8),
     "gpt, 2 layers": ("gpt", {"n_layer": 2}, 8),
 }
-BUDGETS = {"compiled, budget 0.5": 0.5, "compiled, budget 0": 0.0}
+BUDGETS = {f"compiled, budget {share:g}": share for share in (0.5, 0.2, 0.0)}
 WAYS = (
     "compiled",
     "compiled tape, lossless",
     "compiled tape, 5% of range",
     "compiled tape",
     "eager",
+    "eager tape, lossless",
+    "eager tape, 5% of range",
     "eager tape",
     *BUDGETS,
 )
+_WARM = 9  # steps, of which the controller observes 1, 2, 4 and 8
+_OBSERVED = 3
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -96,61 +108,75 @@ class Loop:
         return time.perf_counter() - begun
 
 
+class Bench:
+    """A network, its batches, and copies of it in training, each way's from the same weights.
+
+    Tapes are attached before anything is compiled: attach has what was compiled compiled
+    again. The ways with a tape share one compiled network: a policy is not in the graph.
+    """
+
+    def __init__(self, name: str) -> None:
+        import torch
+        from memory import feed
+
+        import encke
+        from encke.study import zoo
+
+        self.kind, options, self.batch = MODELS[name]
+        torch.manual_seed(0)
+        self.model = zoo.model(self.kind, **options)
+        self.batches, self.data = feed(self.model, self.kind, self.batch)
+        self._start = self.model.build(seed=0)
+        self.taped = {form: self.loop(form == "compiled") for form in ("compiled", "eager")}
+        for loop in self.taped.values():
+            loop.tape = encke.attach(loop.run)
+        self.plain, self.eager = self.loop(True), self.loop(False)
+
+    def loop(self, compiled: bool, budget: float | None = None) -> Loop:
+        import torch
+
+        net = copy.deepcopy(self._start)
+        run: Any = net
+        if compiled:
+            run = torch.compile(net, backend=_backend(budget), fullgraph=True)
+        return Loop(self.model, self.kind, net, run)
+
+    def loop_for(self, way: str) -> Loop:
+        """The loop of a way, from the beginning."""
+        form, _, kept = way.partition(" ")
+        if not kept.startswith("tape"):
+            return self.loop(form.startswith("compiled"), BUDGETS.get(way))
+        loop = self.taped[form]
+        loop.net.load_state_dict(self._start.state_dict())
+        loop.optimizer = _optimizer(self.kind, loop.net)
+        loop.tape.policy = _policy(way, loop)
+        loop.tape.step = 0
+        for graph in loop.tape.graphs:
+            graph.probed.clear()
+        return loop
+
+
 def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
     """A row and the curve of one step for each way, measured in this process."""
     import torch
-    from memory import feed, median
+    from memory import median, settled_allocator
 
-    import encke
-    from encke.study import zoo
-    from encke.tape.peak import Peak
+    from encke.tape.peak import Peak, return_at_once
 
-    kind, options, batch = MODELS[name]
-    torch.manual_seed(0)
-    model = zoo.model(kind, **options)
-    batches, data = feed(model, kind, batch)
-    start = model.build(seed=0)
-
-    def loop(*, compiled: bool, budget: float | None = None) -> Loop:
-        net = copy.deepcopy(start)
-        run = torch.compile(net, backend=_backend(budget), fullgraph=True) if compiled else net
-        return Loop(model, kind, net, run)
-
-    # Before anything is compiled: attach has what was compiled compiled again.
-    taped, eager_taped = loop(compiled=True), loop(compiled=False)
-    for one in (taped, eager_taped):
-        one.tape = encke.attach(one.run, one.optimizer)
-    plain = loop(compiled=True)
-    reference = plain.gradients(batches[0])
-    eager = loop(compiled=False).gradients(batches[0])
+    bench = Bench(name)
+    batches, plain = bench.batches, bench.plain
+    plain.gradients(batches[0])
     for way in ways:
-        if way == "compiled":
-            mine = plain
-        elif way.startswith("compiled tape"):
-            mine = taped
-            taped.net.load_state_dict(start.state_dict())
-            mine.optimizer = _optimizer(kind, taped.net)
-            mine.tape.policy = _policy(way, taped)
-            mine.tape.step = 0
-        elif way == "eager tape":
-            mine = eager_taped
-        else:
-            mine = loop(compiled=way in BUDGETS, budget=BUDGETS.get(way))
+        mine = bench.loop_for(way)
         tape = mine.tape
-        found = mine.gradients(batches[0])
-        row: dict[str, Any] = {
-            "model": name,
-            "way": way,
-            "batch": batch,
-            "threads": torch.get_num_threads(),
-            "data": data,
-            "difference": difference(found, reference),
-            "difference_to_eager": difference(found, eager),
-        }
-        observed = 0.0
-        for number in range(2, 10):
-            seconds = mine.step(batches[number % len(batches)])
-            observed = seconds if number == 8 else observed  # the controller's 1, 2, 4, 8, …
+        row: dict[str, Any] = {"model": name, "way": way, "batch": bench.batch}
+        row |= {"threads": torch.get_num_threads(), "data": bench.data}
+        begun = time.perf_counter()
+        mine.gradients(batches[0])
+        row["first_seconds"] = time.perf_counter() - begun
+        for number in range(1, _WARM):
+            mine.step(batches[number % len(batches)])
+        row |= _differences(bench, way, mine)
         if tape is not None:
             tape.ledger.reset_peak()
         with Peak() as peak:
@@ -160,19 +186,74 @@ def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
         if tape is not None:
             row["plain_bytes"] = tape.ledger.plain_peak
             row["stored_bytes"] = tape.ledger.stored_peak
-            row["ratio"] = tape.ledger.plain_peak / tape.ledger.stored_peak
             row["graphs"] = len(tape.graphs)
+        else:
+            row["plain_bytes"], row["stored_bytes"] = _held(bench, mine)
+        row["ratio"] = row["plain_bytes"] / row["stored_bytes"]
         with Peak(every=0.001) as curve:
             mine.step(batches[3])
-        pairs = []
-        for number in range(steps):
-            given = batches[number % len(batches)]
-            pairs.append((mine.step(given), plain.step(given)))
+        settled_allocator()
+        pairs = [
+            (mine.step(given), plain.step(given))
+            for given in (batches[number % len(batches)] for number in range(steps + 1))
+        ][1:]
         row["step_seconds"] = median([a for a, _ in pairs])
         row["relative_time"] = median([a / b for a, b in pairs])
         if way in ("compiled tape", "eager tape"):
-            row["observed_relative_time"] = observed / median([b for _, b in pairs])
+            observed = [_observed(mine, batches[number]) for number in range(_OBSERVED)]
+            row["observed_relative_time"] = median(observed) / median([b for _, b in pairs])
+        return_at_once()
         yield {"row": row, "curve": curve.curve}
+
+
+def _differences(bench: Bench, way: str, mine: Loop) -> dict[str, float]:
+    """How far gradients of the network as it is now are from those of other ways."""
+    weights, batch = copy.deepcopy(mine.net.state_dict()), bench.batches[0]
+    found = mine.gradients(batch)
+
+    def apart(other: Loop) -> float:
+        other.net.load_state_dict(weights)
+        return difference(found, other.gradients(batch))
+
+    result = {"difference": apart(bench.plain), "difference_to_eager": apart(bench.eager)}
+    if way.startswith("compiled tape,"):  # one bound for all needs no learning
+        eager = bench.loop_for(way.replace("compiled", "eager"))
+        result["difference_to_eager_tape"] = apart(eager)
+    return result
+
+
+def _held(bench: Bench, mine: Loop) -> tuple[int, int]:
+    """Bytes that are held for backward without a tape: plainly, and in this way."""
+    if mine.run is mine.net:
+        from memory import held
+
+        count = held(bench.model, mine.net, bench.batches[0], contextlib.nullcontext, ())
+        return count, count
+    return _kept_by_graph(bench, bench.plain), _kept_by_graph(bench, mine)
+
+
+def _kept_by_graph(bench: Bench, loop: Loop) -> int:
+    """Bytes of the storages that a compiled forward keeps, without parameters and inputs."""
+    batch = bench.batches[0]
+    loss = bench.model.loss_of(loop.run, batch)
+    there = {t.untyped_storage()._cdata for t in (*loop.net.parameters(), *loop.net.buffers())}
+    there |= {t.untyped_storage()._cdata for t in batch.inputs}
+    node: Any = loss.grad_fn
+    found: dict[int, int] = {}
+    while node is not None and "CompiledFunction" not in type(node).__name__:
+        node = node.next_functions[0][0]
+    for t in node.saved_tensors:
+        storage = t.untyped_storage()
+        if storage._cdata not in there:
+            found[storage._cdata] = storage.nbytes()
+    return sum(found.values())
+
+
+def _observed(loop: Loop, batch: Any) -> float:
+    """Seconds of a step that the controller observes: told that the time has come."""
+    policy = loop.tape.policy
+    policy.load_state_dict(policy.state_dict() | {"since": policy.refresh})
+    return loop.step(batch)
 
 
 def _policy(way: str, loop: Loop) -> Any:
@@ -225,6 +306,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["resnet_cifar", "gpt"], choices=MODELS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--steps", type=int, default=7, help="pairs of timed steps")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there anew")
     parser.add_argument("--one", action="store_true", help="run in this process, print JSON")
     args = parser.parse_args()
     if args.one:
@@ -236,8 +318,12 @@ def main() -> None:
         "tape_compiled_curve.csv", (*KEY, "point", "seconds", "bytes"), (*KEY, "point")
     )
     for model in args.models:
+        key = {"model": model, "batch": MODELS[model][2]}
+        ways = [way for way in args.ways if args.again or not rows.has(way=way, **key)]
+        if not ways:
+            continue
         command = [sys.executable, __file__, "--one", "--models", model]
-        command += ["--steps", str(args.steps), "--ways", *args.ways]
+        command += ["--steps", str(args.steps), "--ways", *ways]
         environment = os.environ | _ALLOCATOR
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, text=True

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import encke
-from encke.errors import UnsupportedError
 from encke.integrations.lightning import EnckeCallback
 
 pytestmark = pytest.mark.slow
@@ -199,8 +198,41 @@ def test_validation_and_gradient_accumulation_go_together_with_it(tmp_path: Path
     assert "error" in used.callback_metrics
 
 
-def test_a_compiled_module_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"run by torch\.compile"):
+@pytest.mark.parametrize("part", [False, True], ids=["the module", "a part"])
+def test_what_is_compiled_keeps_less_and_without_loss_learns_the_same(
+    tmp_path: Path, part: bool
+) -> None:
+    def fitted(*callbacks: Any) -> Any:
+        model = regressor()
+        if part:
+            model.net = torch.compile(model.net, fullgraph=True)
+        run = model if part else torch.compile(model)
+        trainer(tmp_path, *callbacks).fit(run, batches())
+        return model
+
+    torch.compiler.reset()
+    exact = EnckeCallback(policy=encke.Fixed(encke.Lossless()))
+    same = fitted(exact)
+    kept = EnckeCallback()
+    fitted(kept)
+    plain = fitted()
+    for one, other in zip(plain.parameters(), same.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for callback in (exact, kept):
+        assert callback.tape is not None
+        assert callback.tape.step == 4
+        assert "addmm" in {record.site.op for record in callback.tape.records}
+    packed = next(r for r in kept.tape.records if r.site.op == "addmm")  # type: ignore[union-attr]
+    assert packed.stored < packed.plain / 4
+    torch.compiler.reset()
+
+
+def test_a_backend_that_keeps_nothing_through_the_tape_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="encke"):
         trainer(tmp_path, EnckeCallback()).fit(
-            torch.compile(regressor(), backend="eager"), batches()
+            torch.compile(regressor(), backend="aot_eager"), batches()
         )
+    assert "nothing of Regressor was kept compressed" in caplog.text
+    torch.compiler.reset()

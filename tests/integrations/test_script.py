@@ -22,6 +22,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
 
 
+class Own(nn.Module):
+    """torch compiles a module in place only if its class is not torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x)
+        return result
+
+
 def step(*modules: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """One step of training; the modules are called one after another."""
     x = torch.randn(256, 64)
@@ -208,28 +220,32 @@ def test_a_model_that_the_script_drops_is_freed() -> None:
         assert 0 < discovery.attachments[0].stored_peak < discovery.attachments[0].plain_peak
 
 
-def test_a_compiled_model_keeps_through_its_tape() -> None:
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "model.compile"])
+def test_a_compiled_model_keeps_through_its_tape(in_place: bool) -> None:
     compiler = aot_autograd(
         fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition
     )
+    compile_before = nn.Module.compile
     with Discovery() as discovery:
-        model = torch.compile(network(), backend=compiler, fullgraph=True)
+        model = Own()
+        if in_place:
+            model.compile(backend=compiler, fullgraph=True)
+        else:
+            model = torch.compile(model, backend=compiler, fullgraph=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             step(model, optimizer=optimizer)
-    torch.compiler.reset()
-    assert found(discovery) == [("OptimizedModule", 2)]
+        tape = discovery.attachments[0].tape
+        assert tape is not None
+        assert tape.step == 2
+        assert len(tape.graphs) == 1
+    name = "Own" if in_place else "OptimizedModule"
+    assert found(discovery) == [(name, 2)]
     assert 0 < discovery.attachments[0].stored_peak < discovery.attachments[0].plain_peak
-
-
-def test_a_model_compiled_in_place_is_left_as_it_is() -> None:
-    with Discovery() as discovery:
-        model = network()
-        model.compile(backend="eager", fullgraph=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            step(model, optimizer=optimizer)
-    assert found(discovery) == []
+    assert nn.Module.compile is compile_before
+    step(model, optimizer=optimizer)  # compiled still, and nobody is told
+    torch.compiler.reset()
+    assert found(discovery) == [(name, 2)]
 
 
 def test_tracing_and_functional_transforms_are_not_taken_for_training() -> None:

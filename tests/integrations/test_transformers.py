@@ -214,10 +214,57 @@ def test_gradient_accumulation_counts_every_forward_pass(tmp_path: Path) -> None
     assert callback.tape.step == 4
 
 
-def test_a_compiled_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"run by torch\.compile"):
-        trainer(tmp_path, EnckeCallback(), torch_compile=True).train()
-    parted = language_model()
-    parted.transformer.compile(backend="eager")
-    with pytest.raises(UnsupportedError, match=r"its part 'transformer'"):
-        trainer(tmp_path, EnckeCallback(), model=parted).train()
+class Regression(torch.nn.Module):
+    """A small network for the trainer: compiling takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(64, 128), torch.nn.Linear(128, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.last(torch.nn.functional.gelu(self.first(x)))
+        return {"loss": (y.squeeze(-1) - labels).square().mean()}
+
+
+class Vectors(Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x = torch.randn(64, generator=torch.Generator().manual_seed(index))
+        return {"x": x, "labels": x[0].tanh()}
+
+
+def test_a_model_that_the_trainer_compiles_keeps_less_and_learns_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained(*callbacks: TrainerCallback, **arguments: Any) -> Trainer:
+        made = trainer(
+            tmp_path,
+            *callbacks,
+            model=Regression(),
+            per_device_train_batch_size=64,
+            torch_compile=True,
+            **arguments,
+        )
+        made.train_dataset = Vectors()
+        made.train()
+        return made
+
+    torch.compiler.reset()
+    plain = trained(EnckeCallback(policy=encke.Fixed(encke.Lossless())))
+    callback = EnckeCallback()
+    with caplog.at_level(logging.WARNING, logger="encke"):
+        compressed = trained(callback)
+    assert losses(compressed) == pytest.approx(losses(plain), rel=0.05)
+    lines = [line for line in compressed.state.log_history if "loss" in line]
+    assert all(x["encke_stored_bytes"] < x["encke_plain_bytes"] / 4 for x in lines[1:])
+    assert callback.tape is not None
+    assert callback.tape.step == 4
+    assert {record.site.op for record in callback.tape.records} == {"addmm"}
+    assert "nothing of" not in caplog.text
+    with caplog.at_level(logging.WARNING, logger="encke"):
+        trained(EnckeCallback(), torch_compile_backend="aot_eager")
+    assert "nothing of Regression was kept compressed" in caplog.text
+    torch.compiler.reset()

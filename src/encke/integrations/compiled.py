@@ -1,20 +1,31 @@
-"""Refusing models that torch.compile runs."""
+"""What is said when a model that torch.compile runs kept nothing through its tape."""
 
 from __future__ import annotations
 
+import logging
+
 from torch import nn
 
-from encke.errors import UnsupportedError
+from encke.tape import Tape
 from encke.tape.graph import is_compiled
 
+log = logging.getLogger("encke")
 
-def refuse_compiled(module: nn.Module, *, asked: bool = False) -> None:
-    """Raise if `module` or a part of it is compiled, or if its loop was `asked` to."""
-    name = next((n for n, part in module.named_modules() if is_compiled(part)), None)
-    if asked or name is not None:
-        which = f"its part {name!r}" if name else "the model"
-        raise UnsupportedError(
-            f"{which} of {type(module).__name__} is run by torch.compile, which this callback "
-            "does not follow; train without torch.compile, or in a loop of your own with "
-            "encke.attach, which takes compiled models"
-        )
+
+def say_if_nothing_was_kept(tape: Tape, module: nn.Module, *, asked: bool = False) -> bool:
+    """Warn, and return True, if `module` was compiled so that its tape kept nothing.
+
+    asked  whether the loop was told to compile, wherever it did
+
+    Graphs keep their tensors through a tape if Inductor compiles them; a backend without
+    AOTAutograd, or with a partitioner of its own, leaves them to autograd.
+    """
+    if len(tape.records) or not (asked or any(map(is_compiled, module.modules()))):
+        return False
+    log.warning(
+        "nothing of %s was kept compressed: it was compiled by a backend that does not keep "
+        "its tensors through a tape; use torch.compile's default backend, inductor "
+        "(docs/compile.md)",
+        type(module).__name__,
+    )
+    return True

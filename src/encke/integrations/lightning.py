@@ -15,7 +15,7 @@ from typing import Any
 
 from encke.control import attach
 from encke.integrations.absent import absent
-from encke.integrations.compiled import refuse_compiled
+from encke.integrations.compiled import say_if_nothing_was_kept
 from encke.tape import Tape
 
 try:
@@ -41,6 +41,9 @@ class EnckeCallback(Callback):
     `fit(..., ckpt_path=...)`. Every batch logs `encke/stored_bytes` and `encke/plain_bytes`:
     the most bytes that were kept for backward, and the most that would have been without
     compression. The module is let go when fit ends, with an exception as well.
+
+    `fit(torch.compile(module))`, or a part of the module that is compiled, keeps its tensors
+    inside the compiled graphs (docs/compile.md).
     """
 
     def __init__(self, tolerance: float = 0.01, **attach_options: Any) -> None:
@@ -59,7 +62,6 @@ class EnckeCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.detach()
-        refuse_compiled(pl_module, asked=getattr(pl_module, "_compiler_ctx", None) is not None)
         self.tape = attach(pl_module, trainer.optimizers, **self._options)
         if self._loaded is not None:
             self.tape.load_state_dict(self._loaded)
@@ -81,6 +83,9 @@ class EnckeCallback(Callback):
             pl_module.log("encke/plain_bytes", float(ledger.plain_peak))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.tape is not None:
+            compiled = getattr(pl_module, "_compiler_ctx", None) is not None
+            say_if_nothing_was_kept(self.tape, pl_module, asked=compiled)
         self.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

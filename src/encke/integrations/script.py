@@ -11,9 +11,10 @@ tape for each of them; when a larger module that holds such a part is called, th
 makes way for the larger one's. When the same model gets another optimizer, its controller goes
 on with that one.
 
-`DistributedDataParallel` is passed over for the module inside. What `torch.compile(model)`
-returned keeps its tensors inside the compiled graphs; a module compiled in place
-(`model.compile()`) is never seen, and left as it is.
+`DistributedDataParallel` is passed over for the module inside. What torch.compile runs keeps
+its tensors inside the compiled graphs. A module that is compiled in place (`model.compile()`)
+calls no hooks before torch traces it, so `nn.Module.compile` is wrapped as well, and the module
+is seen when it is called.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ class Discovery:
     def __enter__(self) -> Discovery:
         self._undo.append(_notice_parameters(self._notice))
         self._undo.append(register_module_forward_pre_hook(self._before).remove)
+        self._undo.append(_notice_calls_of_compiled(self._before))
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -246,5 +248,37 @@ def _notice_parameters(notice: Callable[[Optimizer], None]) -> Callable[[], None
 
     def undo() -> None:
         Optimizer.add_param_group = original  # type: ignore[method-assign]
+
+    return undo
+
+
+def _notice_calls_of_compiled(before: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
+    """Call `before` ahead of each module that is compiled in place; gives what undoes that."""
+    original = nn.Module.compile
+    noticed: list[tuple[weakref.ref[nn.Module], Any]] = []
+
+    @wraps(original)
+    def compile(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        inner: Any = self._compiled_call_impl
+        module = weakref.ref(self)
+
+        def call(*given: Any, **named: Any) -> Any:
+            mine = None if is_traced() else module()
+            if mine is not None:
+                before(mine, given)
+            return inner(*given, **named)
+
+        self._compiled_call_impl = call
+        noticed.append((module, inner))
+
+    nn.Module.compile = compile  # type: ignore[method-assign]
+
+    def undo() -> None:
+        nn.Module.compile = original  # type: ignore[method-assign]
+        for module, inner in noticed:
+            mine = module()
+            if mine is not None and mine._compiled_call_impl is not None:
+                mine._compiled_call_impl = inner
 
     return undo

@@ -13,7 +13,7 @@ from torch import nn
 from encke.control import attach
 from encke.errors import UnsupportedError
 from encke.integrations.absent import absent
-from encke.integrations.compiled import refuse_compiled
+from encke.integrations.compiled import say_if_nothing_was_kept
 from encke.tape import Tape
 
 try:
@@ -45,6 +45,9 @@ class EnckeCallback(TrainerCallback):
     n > 0 `encke_tape_n.pt`), and the trainer's logs gain `encke_stored_bytes` and
     `encke_plain_bytes`: the most bytes kept for backward since the last log, and the most
     that would have been without compression.
+
+    A model that is compiled, as with `TrainingArguments(torch_compile=True)`, keeps its tensors
+    inside the compiled graphs (docs/compile.md).
 
     The model is let go when training ends. A trainer tells its callbacks nothing of an
     exception: after one the model stays as it is until `detach()` or the next `train()`.
@@ -78,7 +81,6 @@ class EnckeCallback(TrainerCallback):
     ) -> None:
         self.detach()  # an earlier training that ended with an exception
         model: nn.Module = given["model"]
-        refuse_compiled(model, asked=args.torch_compile)
         self.tape = attach(model, given["optimizer"], **self._options)
         if state.global_step > 0 or self._resume is not None:
             self._restore(self.tape, args, state)
@@ -113,8 +115,14 @@ class EnckeCallback(TrainerCallback):
             torch.save(self.tape.state_dict(), folder / _file(args.process_index))
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
     ) -> None:
+        if self.tape is not None:
+            say_if_nothing_was_kept(self.tape, given["model"], asked=args.torch_compile)
         self.detach()
 
     # -- going on ------------------------------------------------------------------------

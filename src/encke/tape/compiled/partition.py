@@ -148,9 +148,11 @@ class _Rewrite:
 
     def _may_keep(self, saved: fx.Node, in_backward: fx.Node) -> bool:
         value = roles.tensor_of(saved)
-        if value is None or type(value.layout) is not torch.layout or not _is_dense(value):
+        if value is None or type(value.layout) is not torch.layout:
             return False
         if saved.op != "call_function" or _bytes(saved) < SMALL:
+            return False
+        if _dense_strides(value) is None or _asks_for_strides(in_backward):
             return False
         if not internals.has_symbols([*value.shape, *value.stride()], in_backward.graph):
             return False
@@ -215,7 +217,7 @@ class _Rewrite:
             dtype = _form_of(value)
             with graph.inserting_before(first_use[tensor]):
                 size = internals.size_nodes(value.shape, graph)
-                stride = internals.size_nodes(value.stride(), graph)
+                stride = internals.size_nodes(_dense_strides(value) or (), graph)
                 given = _call(graph, tape_give, (placeholder, token, size, stride, dtype))
                 if value.dtype == torch.bool:
                     given = _truth(graph, given, is_zero=place.sides)
@@ -297,9 +299,35 @@ def _saved_bytes(forward: fx.GraphModule, outputs: int) -> int:
     return sum(_bytes(node) for node in saved - set(results[:outputs]))
 
 
-def _is_dense(value: Tensor) -> bool:
-    """Whether a traced tensor's elements lie without gaps, as far as can be told."""
+def _dense_strides(value: Tensor) -> tuple[Any, ...] | None:
+    """Strides without gaps, in the order of a traced tensor's own; None if it overlaps.
+
+    A part of a larger tensor (attention's queries among queries, keys and values) is kept
+    without what lies between: whoever reads it takes any strides.
+    """
     try:
-        return bool(torch.ops.aten.is_non_overlapping_and_dense(value))
+        if torch.ops.aten.is_non_overlapping_and_dense(value):
+            return tuple(value.stride())
     except RuntimeError:  # its strides are symbols that nothing is known of
+        return None
+    if not all(isinstance(s, int) for s in (*value.shape, *value.stride())):
+        return None
+    order = sorted(range(value.ndim), key=lambda d: (value.stride(d), value.shape[d]))
+    found, room, step = [1] * value.ndim, 0, 1
+    for d in order:
+        if value.shape[d] > 1 and value.stride(d) <= room:
+            return None
+        found[d] = step
+        room += (value.shape[d] - 1) * value.stride(d)
+        step *= value.shape[d]
+    return tuple(found)
+
+
+def _asks_for_strides(in_backward: fx.Node) -> bool:
+    """Whether an op reads what is kept by the address of its elements."""
+    value = roles.tensor_of(in_backward)
+    if value is not None and _dense_strides(value) == tuple(value.stride()):
         return False
+    return any(
+        internals.op_name(n.target) == "as_strided" for n in roles.reached([in_backward])
+    )

@@ -122,9 +122,7 @@ def _as_traced(
 def _laid_out(given: Tensor, stride: tuple[Any, ...]) -> Tensor:
     if given.stride() == stride or not all(isinstance(s, int) for s in stride):
         return given
-    return torch.empty_strided(
-        given.shape, stride, dtype=given.dtype, device=given.device
-    ).copy_(given)
+    return _empty_like(given, stride).copy_(given)
 
 
 def _to_overwrite(
@@ -139,8 +137,19 @@ def _to_overwrite(
             or internals.is_graph_input(node)
             or internals.is_tangent(node)
         )
-        found.append(given if stays else given.clone())
+        found.append(given if stays else _copy(given))
     return found
+
+
+def _copy(t: Tensor) -> Tensor:
+    """A copy with the same strides; of what is expanded, which nobody overwrites, itself."""
+    if any(stride == 0 < size - 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
+        return t
+    return _empty_like(t, t.stride()).copy_(t)
+
+
+def _empty_like(t: Tensor, stride: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device)
 
 
 class Replay(fx.Interpreter):
