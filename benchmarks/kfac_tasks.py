@@ -111,7 +111,7 @@ class Digits(Task):
         "sgd": {"lr": 0.1},
         "adam": {"lr": 1e-2},
         "muon": {"lr": 0.02, "adam": 1e-2},
-        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 1e-3},
+        "kfac": {"lr": 0.1, "damping": 1e-2, "kl_clip": 3e-4},
     }
 
     def build(self, seed: int) -> nn.Module:
