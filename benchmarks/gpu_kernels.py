@@ -96,7 +96,7 @@ def fixed_variants() -> list[Variant]:
     found = []
     for dtype, kind in (
         *(("float32", kind) for kind in ("plain", "dither", "pointwise")),
-        *((dtype, "dither") for dtype in ("float64", "bfloat16")),
+        *((dtype, "dither") for dtype in ("float64", "float16", "bfloat16")),
     ):
         code, size, pointer = FLOATS[dtype]
         stored = BITS / 8
@@ -154,6 +154,7 @@ def group_variants() -> list[Variant]:
     for dtype, bits, stochastic, placed in (
         ("float32", 4, True, False),
         ("float32", 4, True, True),
+        ("float16", 4, True, False),
         ("bfloat16", 2, True, False),
     ):
         code, size, pointer = FLOATS[dtype]
@@ -229,6 +230,8 @@ def mask_variants() -> list[Variant]:
     for dtype, (code, size, pointer, one) in {
         "bool": (0, 1, "*u8", 1),
         "float32": (1, 4, "*i32", 0x3F800000),
+        "float16": (3, 2, "*i16", 0x3C00),
+        "bfloat16": (4, 2, "*i16", 0x3F80),
     }.items():
         pointers = {"values": pointer, "payload": "*u8"}
         packing = Traffic(size, size * 8, float(size), 1 / 8)
@@ -283,7 +286,7 @@ def statistics_variants() -> list[Variant]:
             statistics.WARPS,
             Traffic(size, 1.0, float(size), 40 / _CHUNK),
         )
-        for dtype in ("float32",)
+        for dtype in ("float32", "float16", "bfloat16")
         for code, size, pointer in (FLOATS[dtype],)
     ]
 

@@ -86,6 +86,20 @@ def test_a_script_is_compressed_and_one_line_tells_it(tmp_path: Path) -> None:
     assert 0 < line["peak_stored_bytes"] < line["peak_plain_bytes"] / 4
 
 
+@pytest.mark.slow
+def test_a_script_that_compiles_its_model_is_compressed_inside_the_graphs(
+    tmp_path: Path,
+) -> None:
+    compiling = TRAIN.replace("for _", "model = torch.compile(model, fullgraph=True)\nfor _")
+    (tmp_path / "train.py").write_text(compiling)
+    done = encke("run", "--log", "kept.jsonl", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    line = json.loads((tmp_path / "kept.jsonl").read_text())
+    assert line["model"] == "OptimizedModule"
+    assert line["steps"] == 5
+    assert 0 < line["peak_stored_bytes"] < line["peak_plain_bytes"] / 4
+
+
 @pytest.mark.parametrize("arguments", [["--log", "--", "-h", "raise"], ["words"]])
 def test_a_script_sees_what_it_would_see_under_python(
     tmp_path: Path, arguments: list[str]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
+from torch._dynamo.testing import CompileCounter
 
 from encke.tape.compiled import internals, roles
 
@@ -187,3 +188,47 @@ def test_code_that_inductor_wrote_is_found_and_can_be_called_again() -> None:
     y = run(x)
     assert torch.equal(found[1], y)
     assert internals.running_code() is None
+
+
+def test_a_guard_of_ones_own_has_a_model_compiled_for_itself() -> None:
+    one, other = layers(), layers()
+    mine = {id(p) for p in one.parameters()}
+    asked: list[bool] = []
+
+    def is_mine(parameter: Tensor) -> bool:
+        return id(parameter) in mine
+
+    def partition(gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        if not asked:
+            asked.append(internals.serve_only_where(is_mine, of=["mine"]))
+        else:
+            asked.append(False)
+        return internals.min_cut(gm, joint_inputs, **options)
+
+    compiler = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition
+    )
+    runs = [torch.compile(model, backend=compiler) for model in (one, other)]
+    for _ in range(2):
+        for run in runs:
+            run(torch.randn(3, 4)).sum().backward()
+    assert asked == [True, False]
+
+
+def test_code_of_a_models_class_can_be_forgotten() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = layers()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    counter = CompileCounter()
+    model = Own()
+    run = torch.compile(model, backend=counter, fullgraph=True)
+    for expected in (1, 2):
+        for _ in range(2):
+            run(torch.randn(3, 4))
+        assert counter.frame_count == expected
+        internals.forget_code_of(model)

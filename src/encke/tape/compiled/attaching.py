@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from encke.tape.compiled import internals
-from encke.tape.compiled.partition import attached, partition
+from encke.tape.compiled.graphs import attached
+from encke.tape.compiled.partition import partition
 from encke.tape.tape import Tape
 
 
@@ -40,7 +41,11 @@ def _detach(tape: Tape) -> None:
 def announce() -> bool:
     """Called while Dynamo traces a model with a tape: its graphs are about to be compiled."""
     internals.tell_hooks_apart(True)
-    internals.install(partition)
+    if internals.install(partition):
+        # Before this nothing told models with a tape from others.
+        for tape in attached:
+            if tape.model is not None:
+                internals.forget_code_of(tape.model)
     return True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,9 @@ from encke.tape.slot import Recent, Slot
 
 if TYPE_CHECKING:
     from encke.tape.tape import Tape
+
+#: The tapes whose models may be compiled.
+attached: weakref.WeakSet[Tape] = weakref.WeakSet()
 
 _numbers = itertools.count(1)
 _graphs: dict[int, CompiledGraph] = {}
@@ -60,42 +64,54 @@ class CompiledGraph:
         self.backward: fx.GraphModule | None = None
         self.parameters: dict[int, str] = {}
         self.beside = self.plain = 0
-        #: When each place was last probed, by its index: a count of probes.
-        self.probed: dict[int, int] = {}
-        self._tape = weakref.ref(tape, lambda _: self.forget())
+        #: When each place was last probed for a tape, by its index: a count of probes.
+        self.probed: weakref.WeakKeyDictionary[Tape, dict[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: Whether its backward is being run again by a probe.
         self.probing = False
+        self._made_for = weakref.ref(tape, lambda _: self.forget())
+        self._running_for: weakref.ref[Tape] | None = None
         self._kept = 0
-        self._foreign = False
         _graphs[self.number] = self
 
     @property
     def tape(self) -> Tape | None:
-        """The tape, if it is attached still and not paused."""
-        tape = self._tape()
-        return tape if tape is not None and tape.is_active else None
+        """The tape that it was made for, if that is attached still and not paused."""
+        return _if_active(self._made_for)
 
     def begin(self, parameter: Tensor) -> None:
         """The forward graph starts, with a parameter of the model that it runs for.
 
-        Code that was compiled for one model may serve another of the same class, which has no
-        tape: what that one keeps is kept as it is.
+        Code that was compiled for one model may serve another of the same class, which has a
+        tape of its own or none: what that one keeps goes there, or is kept as it is.
         """
         self._kept = 0
-        tape = self.tape
-        self._foreign = tape is not None and not _has_parameter(tape, parameter)
-        if tape is not None and not self._foreign:
+        tape = self._tape_of(parameter)
+        self._running_for = None if tape is None else weakref.ref(tape)
+        if tape is not None:
+            if self not in tape.graphs:
+                tape.graphs.append(self)
             tape.begin_graph(self.number)
+
+    def _tape_of(self, parameter: Tensor) -> Tape | None:
+        """The tape of the model that has a parameter, if it is attached and not paused."""
+        made_for = self._made_for()
+        for tape in (made_for, *(other for other in attached if other is not made_for)):
+            if tape is not None and _has_parameter(tape, parameter):
+                return tape if tape.is_active else None
+        return None
 
     def keep(self, index: int, t: Tensor) -> Kept:
         """Keep the tensor of a place."""
-        place, tape = self.places[index], None if self._foreign else self.tape
+        place = self.places[index]
+        tape = None if self._running_for is None else self._running_for()
         self._kept += 1
         if tape is None:
             if place.sides:
                 return Kept(index, Sides(place.site, t, (1.0, 0.0), Ledger()))
             return Kept(index, _as_it_is(place.site, t))
-        kept = Kept(index, _keep(tape, place, t))
+        kept = Kept(index, _keep(tape, place, t), tape)
         if index == 0:
             kept.counted.append(Held(tape.ledger, self.beside))
             kept.counted.append(PlainHeld(tape.ledger, self.plain))
@@ -111,11 +127,17 @@ class CompiledGraph:
 class Kept:
     """What stands behind a handle."""
 
-    __slots__ = ("counted", "index", "source")
+    __slots__ = ("_tape", "counted", "index", "source")
 
-    def __init__(self, index: int, source: Source) -> None:
+    def __init__(self, index: int, source: Source, tape: Tape | None = None) -> None:
         self.index, self.source = index, source
+        self._tape = None if tape is None else weakref.ref(tape)
         self.counted: list[Held | PlainHeld] = []
+
+    @property
+    def tape(self) -> Tape | None:
+        """The tape that keeps it, if that is attached still and not paused."""
+        return None if self._tape is None else _if_active(self._tape)
 
     def value(self) -> Tensor:
         """The tensor, in memory that nothing else refers to; sides as truth values."""
@@ -127,10 +149,22 @@ class Kept:
         return value
 
 
+def has_tape(parameter: Tensor) -> bool:
+    """Whether the model of a parameter has a tape."""
+    return any(_has_parameter(tape, parameter) for tape in attached)
+
+
 def _has_parameter(tape: Tape, given: Tensor) -> bool:
     model = tape.model
-    address = given.data_ptr()
-    return model is not None and any(p.data_ptr() == address for p in model.parameters())
+    address = given.data_ptr()  # an alias of a parameter has no other name
+    return model is not None and any(
+        p is given or 0 != address == p.data_ptr() for p in model.parameters()
+    )
+
+
+def _if_active(reference: weakref.ref[Tape]) -> Tape | None:
+    tape = reference()
+    return tape if tape is not None and tape.is_active else None
 
 
 def graph(number: int) -> CompiledGraph:
@@ -149,6 +183,15 @@ def handle_for(kept: Kept, like: Tensor) -> Tensor:
     handle = torch.zeros(1, dtype=torch.uint8, device=like.device)
     handle.untyped_storage().encke = kept  # type: ignore[attr-defined]
     return handle
+
+
+def tape_behind(inputs: Iterable[Tensor]) -> Tape | None:
+    """The tape that keeps what the handles among the inputs of a backward graph stand for."""
+    for given in inputs:
+        kept = getattr(given.untyped_storage(), "encke", None)
+        if isinstance(kept, Kept):
+            return kept.tape
+    return None
 
 
 def behind(handle: Tensor) -> Kept:

@@ -4,7 +4,8 @@ Written against torch 2.13, and tested with that version alone: where Inductor t
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
 value, the fake tensors that stand for a model's parameters while it is traced, what a node's
 `meta` says about where it comes from, that the code which Inductor writes is a function `call`
-that can be called again, and how a compiled artifact is kept out of the caches on disk.
+that can be called again, how a guard of one's own is added to those of a frame, and how a
+compiled artifact is kept out of the caches on disk.
 `tests/tape/test_compile_facts.py` tells when one changes.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -52,18 +53,19 @@ def tell_hooks_apart(apart: bool) -> None:
     config.skip_nnmodule_hook_guards = not apart
 
 
-def install(partition: Partition) -> None:
-    """Let Inductor split joint graphs with `partition`."""
+def install(partition: Partition) -> bool:
+    """Let Inductor split joint graphs with `partition`; whether it did not before."""
     from torch._inductor import config
 
     if not hasattr(config, "custom_partitioner_fn"):
         _say_unsupported()
-        return
+        return False
     if getattr(config.custom_partitioner_fn, "partition", None) is partition:
-        return
+        return False
     config.custom_partitioner_fn = _inductor_partitioner(
         partition, config.custom_partitioner_fn
     )
+    return True
 
 
 @cache
@@ -179,6 +181,38 @@ def running_code() -> Callable[[list[Any]], Sequence[Any]] | None:
                 return cast("Callable[[list[Any]], Sequence[Any]]", code)
         frame = frame.f_back
     return None
+
+
+def serve_only_where(holds: Callable[[torch.Tensor], bool], *, of: Iterable[str]) -> bool:
+    """Let the code that is being compiled serve only models of which `holds` is true.
+
+    It is asked with a parameter, at each call; where it is not true, Dynamo compiles anew.
+    Returns whether the graph has a parameter to ask with.
+
+    of  what the guard says when torch explains why it compiled again
+    """
+    from torch._guards import Guard, TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:
+        return False
+
+    def create(builder: Any, guard: Any) -> None:
+        builder.get_guard_manager(guard).add_lambda_guard(holds, list(of), None)
+
+    for tensor, traced in context.tensor_to_context.items():  # type: ignore[no-untyped-call]
+        source = getattr(traced, "tensor_source", None)
+        if isinstance(tensor, nn.Parameter) and source is not None:
+            context.guards_context.dynamo_guards.add(Guard(source, create))
+            return True
+    return False
+
+
+def forget_code_of(model: nn.Module) -> None:
+    """Have what was compiled of a model's forward, for it or one like it, compiled again."""
+    from torch._dynamo.eval_frame import remove_from_cache
+
+    remove_from_cache(type(model).forward)
 
 
 def is_graph_input(placeholder: fx.Node) -> bool:

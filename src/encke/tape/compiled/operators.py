@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from encke.tape.compiled import probes
-from encke.tape.compiled.graphs import behind, graph, handle_for
+from encke.tape.compiled.graphs import behind, graph, handle_for, tape_behind
 
 _LIBRARY = torch.library.Library("encke", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -52,11 +52,11 @@ def _keep(x: Tensor, _token: Tensor, number: int, place: int) -> Tensor:
 
 def _observe(inputs: list[Tensor], sizes: list[int], number: int) -> Tensor:
     mine = graph(number)
-    if not mine.probing:
+    tape = None if mine.probing else tape_behind(inputs)
+    if tape is not None:
         with torch.no_grad():
-            probes.observe(mine, inputs, sizes)
-        if mine.tape is not None:
-            mine.tape.begin_graphs_backward()
+            probes.observe(mine, tape, inputs, sizes)
+        tape.begin_graphs_backward()
     return torch.zeros((), dtype=torch.float64, device=inputs[0].device)
 
 

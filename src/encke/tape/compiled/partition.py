@@ -11,7 +11,6 @@ are.
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,15 +19,12 @@ from torch import Tensor, fx
 
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
 from encke.tape.compiled import internals, roles
-from encke.tape.compiled.graphs import CompiledGraph, Place
+from encke.tape.compiled.graphs import CompiledGraph, Place, attached, has_tape
 from encke.tape.compiled.internals import Partition, Split
 from encke.tape.compiled.operators import tape_begin, tape_give, tape_keep, tape_observe
 from encke.tape.keeping import SMALL
 from encke.tape.protocol import Site
 from encke.tape.tape import Tape
-
-#: The tapes whose models may be compiled.
-attached: weakref.WeakSet[Tape] = weakref.WeakSet()
 
 
 def partition(
@@ -47,6 +43,11 @@ def partition(
     lays_out  whether the compiler is going to lay images out anew, with channels last
     """
     tape, parameters = _tape_of(joint_inputs)
+    if attached:
+        # Models of one class share code where they can: not across this line.
+        internals.serve_only_where(
+            has_tape if tape is not None else _has_no_tape, of=["a model with a tape, or none"]
+        )
     if tape is None:
         return within(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
     plain, _ = within(
@@ -89,6 +90,10 @@ def _tape_of(joint_inputs: Sequence[Any]) -> tuple[Tape | None, dict[int, str]]:
         if len(found) > len(best[1]):
             best = tape, found
     return best
+
+
+def _has_no_tape(parameter: Tensor) -> bool:
+    return not has_tape(parameter)
 
 
 class _Rewrite:

@@ -32,15 +32,18 @@ _SHARE = 4  # of the places that are probed again in an observed step: one in so
 _FEWEST = 4
 
 
-def observe(graph: CompiledGraph, inputs: Sequence[Tensor], sizes: Sequence[int]) -> None:
+def observe(
+    graph: CompiledGraph, tape: Tape, inputs: Sequence[Tensor], sizes: Sequence[int]
+) -> None:
     """Report the effects of this step's errors, if this step is to be observed."""
-    tape, program = graph.tape, graph.backward
-    if tape is None or program is None:
+    program = graph.backward
+    if program is None:
         return
     slots = _observed(program, inputs)
     if not slots:
         return
-    due = _due(graph, slots)
+    probed = graph.probed.setdefault(tape, {})
+    due = _due(probed, slots)
     run = _again(program, inputs, sizes)
 
     def gradients() -> dict[str, Tensor]:
@@ -57,8 +60,8 @@ def observe(graph: CompiledGraph, inputs: Sequence[Tensor], sizes: Sequence[int]
             _report(tape, graph, index, slots[index], exact, gradients)
     finally:
         graph.probing = False
-    done = max(graph.probed.values(), default=0) + 1
-    graph.probed.update(dict.fromkeys(due, done))
+    done = max(probed.values(), default=0) + 1
+    probed.update(dict.fromkeys(due, done))
 
 
 def _again(
@@ -85,12 +88,12 @@ def _observed(program: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[int, Sl
     return found
 
 
-def _due(graph: CompiledGraph, slots: dict[int, Slot]) -> list[int]:
-    new = [i for i in slots if i not in graph.probed]
+def _due(probed: dict[int, int], slots: dict[int, Slot]) -> list[int]:
+    new = [i for i in slots if i not in probed]
     checked = [i for i, slot in slots.items() if slot.check is not None and i not in new]
     others = sorted(
-        (i for i in slots if i in graph.probed and i not in checked),
-        key=graph.probed.__getitem__,
+        (i for i in slots if i in probed and i not in checked),
+        key=probed.__getitem__,
     )
     return new + checked + others[: max(_FEWEST, math.ceil(len(slots) / _SHARE)) - len(new)]
 

@@ -1,7 +1,7 @@
 """Strings of bits: codes into words into bytes, and codes out of bytes.
 
 Outputs begin at any byte. Words are turned into bytes and stored so that neighbouring lanes
-write neighbouring bytes; eight words, 32 bytes, at a time.
+write neighbouring bytes; a few words at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 WORDS = tl.constexpr(8)
-WORD_BYTES = tl.constexpr(32)
 
 
 @triton.jit
@@ -27,12 +26,12 @@ def shifted(code, by):
 
 
 @triton.jit
-def put_words(target, words, at, limit, ROWS: tl.constexpr):
-    """Store eight words of each row as bytes from target + at on, as many as `limit` says."""
+def put_words(target, words, at, limit, ROWS: tl.constexpr, COUNT: tl.constexpr):
+    """Store COUNT words of each row as bytes from target + at on, as many as `limit` says."""
     place = tl.arange(0, 4).to(tl.uint32)[None, None, :] * 8
     parts = (words[:, :, None] >> place) & 255
-    parts = tl.reshape(parts, (ROWS, WORD_BYTES)).to(tl.uint8)
-    column = tl.arange(0, WORD_BYTES)[None, :]
+    parts = tl.reshape(parts, (ROWS, 4 * COUNT)).to(tl.uint8)
+    column = tl.arange(0, 4 * COUNT)[None, :]
     tl.store(target + at[:, None] + column, parts, mask=column < limit[:, None])
 
 

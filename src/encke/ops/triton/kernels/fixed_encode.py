@@ -19,6 +19,9 @@ from encke.ops.triton.kernels.fixed_blocks import (
 from encke.ops.triton.kernels.statistics import measure
 
 PARAMETERS = tl.constexpr(32)
+#: Words of a block that are put together before they are stored. With twice as many the
+#: addresses alone would take 32 of a thread's 128 registers, and some would spill.
+AT_ONCE = tl.constexpr(4)
 
 _SCALARS = [
     *("count", "chunks", "capacity", "step0", "step1"),
@@ -57,7 +60,9 @@ def encode(
     # Numbers within a chunk take 32 bits: 64 would double the registers of every address.
     rest = tl.minimum(count - first, CHUNK).to(tl.int32)
     exists = inside < rest
-    bits = tl.load((values + first) + inside, mask=exists, other=0)
+    # Eight values of 16 bits a lane would be one load of 16 bytes, and more live registers.
+    places = tl.max_contiguous(inside, (1, 4)) if SIZE == 2 else inside
+    bits = tl.load((values + first) + places, mask=exists, other=0)
     bits = pattern.widened(bits, DTYPE)
     if STATISTICS:
         measure(bits, exists, statistics + 5 * index, DTYPE)
@@ -129,11 +134,11 @@ def _data(target, codes, filled, at, width, sparse, data):
     ones = (tl.full((BLOCKS,), 1, tl.uint32) << width.to(tl.uint32)) - 1
     # Where a position has no code of its own, it is 0.
     packed = codes.to(tl.uint32) & ones[:, None]
-    slot = tl.arange(0, strings.WORDS)[None, :]
+    slot = tl.arange(0, AT_ONCE)[None, :]
     most = tl.max((data + 3) >> 2, 0)
-    for k0 in range(0, most, strings.WORDS):
-        words = tl.zeros((BLOCKS, strings.WORDS), tl.uint32)
-        for k in range(k0, tl.minimum(k0 + strings.WORDS, most)):
+    for k0 in range(0, most, AT_ONCE):
+        words = tl.zeros((BLOCKS, AT_ONCE), tl.uint32)
+        for k in range(k0, tl.minimum(k0 + AT_ONCE, most)):
             part = tl.where(
                 sparse[:, None],
                 strings.shifted(packed, place - 32 * k),
@@ -141,4 +146,4 @@ def _data(target, codes, filled, at, width, sparse, data):
             )
             word = tl.sum(part, 1).to(tl.uint32)
             words = tl.where(slot == k - k0, word[:, None], words)
-        strings.put_words(target, words, at + 4 * k0, data - 4 * k0, BLOCKS)
+        strings.put_words(target, words, at + 4 * k0, data - 4 * k0, BLOCKS, AT_ONCE)

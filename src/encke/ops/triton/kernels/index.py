@@ -55,7 +55,9 @@ def encode(
         for k in range(k0, tl.minimum(k0 + strings.WORDS, width)):
             word = tl.sum(strings.shifted(code, column * width - 32 * k), 1).to(tl.uint32)
             words = tl.where(slot == k - k0, word[:, None], words)
-        strings.put_words(payload + begin, words, at + 4 * k0, limit - 4 * k0, GROUPS)
+        strings.put_words(
+            payload + begin, words, at + 4 * k0, limit - 4 * k0, GROUPS, strings.WORDS
+        )
 
 
 @triton.jit(do_not_specialize=["count", "chunks", "end"])
