@@ -1,0 +1,79 @@
+"""What each way came to over all networks and data of a study: results/study_ways.csv.
+
+    python benchmarks/studies/ways.py benchmarks/studies/results
+
+A cell is compared with the plain cell of the same network, data and seed. `points` is the
+accuracy gained or lost, in points, over the cells that have one; `spread` their standard
+deviation; `error` that of the mean. Ratios are geometric means. `kept`, `peak` and `time` are
+those of plain over the way's, but for time, where it is the way's over plain's.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import sys
+from pathlib import Path
+
+from encke.study import results
+from encke.study.results import Row
+
+COLUMNS = ("policy", "cells", "points", "spread", "error", "worst", "kept", "peak", "time")
+OUT = Path(__file__).parent.parent / "results" / "study_ways.csv"
+
+
+def main(directory: str) -> None:
+    done = [row for row in results.read(directory).rows if row["status"] == "done"]
+    plain = {scene(row): row for row in done if row["policy_kind"] == "plain"}
+    ways: dict[str, list[Row]] = {}
+    for row in done:
+        if row["policy_kind"] != "plain" and scene(row) in plain:
+            ways.setdefault(row["policy"], []).append(row)
+    table = [summary(policy, rows, plain) for policy, rows in ways.items()]
+    with OUT.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(table)
+    for line in table:
+        print("  ".join(f"{line[column]!s:>8}" for column in COLUMNS[1:]), line["policy"])
+
+
+def scene(row: Row) -> tuple[str, str, int]:
+    return row["model"], row["data"], row["seed"]
+
+
+def summary(policy: str, rows: list[Row], plain: dict[tuple[str, str, int], Row]) -> Row:
+    points = [
+        row["metric"]["final"] - plain[scene(row)]["metric"]["final"]
+        for row in rows
+        if row["metric"]["unit"] == "%" and row["metric"]["final"] is not None
+    ]
+    spread = statistics.stdev(points) if len(points) > 1 else 0.0
+    return {
+        "policy": policy,
+        "cells": len(rows),
+        "points": round(statistics.fmean(points), 2),
+        "spread": round(spread, 2),
+        "error": round(spread / math.sqrt(len(points)), 2),
+        "worst": round(min(points), 1),
+        "kept": mean([row["memory"]["ratio"] for row in rows]),
+        "peak": mean(
+            [
+                plain[scene(row)]["memory"]["peak_bytes"] / row["memory"]["peak_bytes"]
+                for row in rows
+                if row["memory"]["peak_bytes"]
+            ]
+        ),
+        "time": mean([row["time"]["relative"] for row in rows]),
+    }
+
+
+def mean(ratios: list[float | None]) -> float | str:
+    """Geometric, of those that are known."""
+    known = [ratio for ratio in ratios if ratio]
+    return round(statistics.geometric_mean(known), 2) if known else ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
