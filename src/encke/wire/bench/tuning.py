@@ -34,9 +34,11 @@ def examine(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
             training.step()
     times: dict[Choice, list[float]] = {choice: [] for choice in trainings}
     steps = rounds(job, sum(row.seconds for row in rows))
+    order = list(trainings)
     for _ in range(steps):
-        for choice, training in trainings.items():
-            times[choice].append(training.step())
+        for choice in order:
+            times[choice].append(trainings[choice].step())
+        order.append(order.pop(0))  # what comes before a step is not always the same
     return [
         {
             "codec": row.choice.codec,
