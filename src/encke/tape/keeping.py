@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from encke.bound import Lossless
 from encke.codec import Packed, compress
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
 from encke.codec.registry import by_name
+from encke.codec.unsettled import Unsettled, can_go_on, compress_without_waiting
 from encke.tape import graph, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
@@ -24,7 +27,7 @@ from encke.tape.kept import (
     TwoValued,
     Whole,
 )
-from encke.tape.lane import Lanes
+from encke.tape.lane import Lanes, Parcel
 from encke.tape.ledger import Held, Ledger, SavedStorage
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
@@ -53,6 +56,7 @@ class Keeping:
         self.packed: list[Callable[[Slot, Tensor], None]] = []
         self._choices = Choices()
         self._lanes: Lanes | None = None
+        self._unsettled: deque[weakref.ref[Unsettled]] = deque()
 
     def keep(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
         """Keep what the backward of `node` needs of a tensor that it saved."""
@@ -135,40 +139,68 @@ class Keeping:
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
 
     def pack(
-        self, site: Site, t: Tensor, treatment: Treatment, *, channels: Channels | None = None
+        self,
+        site: Site,
+        t: Tensor,
+        treatment: Treatment,
+        *,
+        channels: Channels | None = None,
+        lasting: bool = True,
     ) -> Slot:
-        """The values of `t`, packed as `treatment` says."""
-        assert treatment.bound is not None
-        exact = isinstance(treatment.bound, Lossless)
+        """The values of `t`, packed as `treatment` says.
+
+        lasting  whether `t` stays as it is for as long as anybody refers to it. Then a device
+                 need not be waited for: what turns out too long is packed again
+        """
+        bound = treatment.bound
+        assert bound is not None
+        exact = isinstance(bound, Lossless)
         codec = treatment.codec
-        number = treatment.bound.number
+        number = bound.number
         if codec == "auto":
             codec = self._choices.get(site, self.step, number) or "auto"
         zeros = codec == "auto" or by_name(codec).keeps_zeros
         if exact or not treatment.normalise:
             channels = None
-        options = {
+        options: dict[str, Any] = {
             "codec": codec,
-            "prefer": treatment.prefer,
             "dither": treatment.dither and not exact and zeros,
             "keep_nonzero": not exact and zeros,
             "seed": (self.step << 20) + self.order if not exact else 0,
         }
+        lane = None if self._lanes is None else self._lanes.of(t.device)
+
+        def values() -> Tensor:
+            return t if channels is None else channels.normalise(t)
 
         def make() -> Packed:
-            values = t if channels is None else channels.normalise(t)
-            return compress(values, treatment.bound, **options)  # type: ignore[arg-type]
+            return compress(values(), bound, prefer=treatment.prefer, **options)  # type: ignore[arg-type]
 
-        lane = None if self._lanes is None else self._lanes.of(t.device)
-        packed = make() if lane is None else lane.pack(t, make, offload=treatment.offload)
+        packed: Packed | Parcel | Unsettled | None = None
+        if lane is not None:
+            packed = lane.pack(t, make, offload=treatment.offload)
+        elif lasting and not treatment.offload and can_go_on(t.device, codec, bound):
+            packed = self._go_on(compress_without_waiting(values(), bound, **options))
         slot = Slot.packed(
-            site, packed, self.ledger, recent=self.recent, offload=treatment.offload
+            site, packed or make(), self.ledger, recent=self.recent, offload=treatment.offload
         )
         if codec == "auto":
             self._choices.put(site, self.step, number, slot.codec)
         slot.channels = channels
         slot.exact_zeros = zeros and channels is None
         return slot
+
+    def _go_on(self, packed: Unsettled) -> Unsettled:
+        """Settle what the device has finished meanwhile, so that tensors are let go."""
+        while self._unsettled:
+            first = self._unsettled[0]()
+            if first is not None and not first.ready():
+                break
+            self._unsettled.popleft()
+            if first is not None:
+                first.settle()
+        self._unsettled.append(weakref.ref(packed))
+        return packed
 
     def _as_it_is(self, site: Site, t: Tensor, storage: SavedStorage, why: str) -> Source:
         size = t.numel() * t.element_size()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from encke.bound import Lossless
 from encke.codec import Packed
+from encke.codec.unsettled import Unsettled
 from encke.tape.channels import Channels
 from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger
@@ -84,7 +85,7 @@ class Slot:
     def __init__(self, site: Site, *, recent: Recent) -> None:
         self.site = site
         self._recent = recent
-        self._packed: Packed | Spooled | Parcel | None = None
+        self._packed: Packed | Spooled | Parcel | Unsettled | None = None
         self._exact: Tensor | None = None
         self._held: Held | None = None
         self.channels: Channels | None = None
@@ -122,7 +123,7 @@ class Slot:
     def packed(
         cls,
         site: Site,
-        packed: Packed | Parcel,
+        packed: Packed | Parcel | Unsettled,
         ledger: Ledger,
         *,
         recent: Recent,
@@ -133,6 +134,9 @@ class Slot:
         stored = packed.nbytes
         if isinstance(packed, Parcel):  # a lane has moved it already, if it is to be moved
             packed = packed.packed
+        elif isinstance(packed, Unsettled):
+            packed.told = _Resize(slot, ledger)
+            packed = packed.about
         elif offload:
             slot._packed, stored = Spooled(packed), 0
         slot._held = Held(ledger, stored)
@@ -187,3 +191,18 @@ class Slot:
             return self.decoded().double() - exact.double()
         normal = self.channels.normalise(exact)
         return self._packed.decompress().double() - normal.double()
+
+
+class _Resize:
+    """Tells a slot how long its bytes have become, if it lives still."""
+
+    __slots__ = ("_ledger", "_slot")
+
+    def __init__(self, slot: Slot, ledger: Ledger) -> None:
+        self._slot, self._ledger = weakref.ref(slot), ledger
+
+    def __call__(self, packed: Packed) -> None:
+        slot = self._slot()
+        if slot is not None:
+            slot._packed, slot.nbytes = packed, packed.nbytes
+            slot._held = Held(self._ledger, packed.nbytes)

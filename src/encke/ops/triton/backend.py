@@ -31,11 +31,19 @@ class Triton:
         self._rooms = Rooms()
 
     def fixed_encode(self, x: Tensor, q: Quantiser) -> Tensor:
+        return self.fixed_encode_soon(x, q).settle()
+
+    def fixed_encode_soon(self, x: Tensor, q: Quantiser) -> Later:
+        """The payload, without waiting, with as much room as the last of its kind needed."""
         key = ("fixed", x.numel(), x.dtype, q.kind)
         most = fixed.most_bytes(x.numel(), x.dtype)
-        payload = self.fixed_encode_later(x, q, capacity=self._rooms.of(key, most)).settle()
-        self._rooms.note(key, payload.numel())
-        return payload
+        later = self.fixed_encode_later(x, q, capacity=self._rooms.of(key, most))
+
+        def settled(payload: Tensor) -> Tensor:
+            self._rooms.note(key, payload.numel())
+            return payload
+
+        return later.then(settled)
 
     def fixed_encode_later(
         self,

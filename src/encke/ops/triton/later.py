@@ -39,9 +39,17 @@ class Later:
             self._arrived.record()
 
     def then(self, change: Callable[[Tensor], Tensor]) -> Later:
-        """Let `change` have the payload before anybody else does."""
-        self._then = change
+        """Let `change` have the payload before anybody else does, after those before it."""
+        before = self._then
+        self._then = change if before is None else lambda payload: change(before(payload))
         return self
+
+    @property
+    def room(self) -> int:
+        """Bytes of the buffer; once settled, of the payload."""
+        buffer = self._buffer if self._settled is None else self._settled
+        assert buffer is not None
+        return buffer.numel()
 
     def ready(self) -> bool:
         """Whether `settle` would not have to wait."""

@@ -222,9 +222,10 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
             whole = _as_it_is(place.site, t, why=treatment.why, tape=tape)
             source, slot = whole, whole.slot
         else:
-            slot = tape.pack(place.site, t, treatment)
+            # The graph takes the tensor's memory back when this returns.
+            slot = tape.pack(place.site, t, treatment, lasting=False)
             slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
-            if treatment.check:  # the graph takes the tensor's memory back when this returns
+            if treatment.check:
                 slot.check = t.clone()
                 slot.checked = Held(tape.ledger, count)
             source = Whole(slot)
