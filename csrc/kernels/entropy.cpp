@@ -117,11 +117,10 @@ int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
     return encode_all(DirectSource<T, Kind>(q, center), x, count, Kind, q, to);
 }
 
-// The chunks from `from` on. `Sinks`, of which each thread has one, gives a sink for each.
-template <class T, int Kind, class MakeSinks>
+// The chunks from `from` on; each thread has a `Sink` for them, made of `how`.
+template <class T, int Kind, class Sink, class... How>
 int decode_chunks(const uint8_t* from, const uint8_t* end, const Plan& plan,
-                  typename T::Value* out, int64_t count, uint64_t seed,
-                  const MakeSinks& make_sinks) {
+                  typename T::Value* out, int64_t count, uint64_t seed, const How&... how) {
     using Value = typename T::Value;
     StageDecoder decoder;
     if (!decoder.read_tables(plan, from, end)) return ENCKE_CORRUPT;
@@ -136,8 +135,8 @@ int decode_chunks(const uint8_t* from, const uint8_t* end, const Plan& plan,
     return for_ranges(
         chunks, thread_count(chunks, count), [&](int64_t chunk, int64_t last, int) {
             ChunkTable table(lengths, body);
-            auto sinks = make_sinks();
-            if (!sinks.reserve()) return static_cast<int>(ENCKE_NO_MEMORY);
+            Sink sink(how...);
+            if (!sink.reserve()) return static_cast<int>(ENCKE_NO_MEMORY);
             for (; chunk < last; ++chunk) {
                 const uint8_t *begin, *stop;
                 table.locate(chunk, begin, stop);
@@ -158,12 +157,13 @@ int decode_chunks(const uint8_t* from, const uint8_t* end, const Plan& plan,
                 } else if (mode <= kTier1) {
                     const uint8_t* raw = stop;
                     LaneOrder order(Kind, seed, first);
-                    auto sink = sinks.sink(first, order, plan, static_cast<int>(mode), n, raw,
-                                           stop, values, streaming);
+                    sink.start(first, order, plan, static_cast<int>(mode), n, raw, stop, values,
+                               streaming);
                     // The verbatim values start where the exceptions end, which `decode` says
                     // before it hands on the first codes.
                     good = decoder.decode(begin, stop, n, order.after(n), sink, raw) &&
                            raw == stop;
+                    if (good) sink.finish();
                 }
                 if (!good) return static_cast<int>(ENCKE_CORRUPT);
             }
@@ -190,8 +190,8 @@ int decode_kind(const uint8_t* payload, int64_t size, typename T::Value* out, in
             Lag lag;
             if (end - from < Lag::kBytes || !lag.read_from(from)) return ENCKE_CORRUPT;
             const LaggedCodes<T, Kind> target(q, lag);
-            return decode_chunks<T, Kind>(from + Lag::kBytes, end, plan, out, count, q.seed,
-                                          [&] { return LaggedSinks<T, Kind>(target, lag); });
+            return decode_chunks<T, Kind, LaggedSink<T, Kind>>(from + Lag::kBytes, end, plan,
+                                                               out, count, q.seed, target, lag);
         }
     }
     uint64_t center = 0;
@@ -201,8 +201,8 @@ int decode_kind(const uint8_t* payload, int64_t size, typename T::Value* out, in
         from += 8;
     }
     const ValueCodes<T, Kind> target(q, center);
-    return decode_chunks<T, Kind>(from, end, plan, out, count, q.seed,
-                                  [&] { return ValueSinks<T, Kind>{target}; });
+    return decode_chunks<T, Kind, ValueSink<T, Kind>>(from, end, plan, out, count, q.seed,
+                                                      target);
 }
 
 }  // namespace

@@ -106,45 +106,55 @@ class DirectSource {
 
 // The decoder's: where a chunk's rows go; see RowDecoder.
 template <class T, int Kind>
-struct ValueSink {
-    const ValueCodes<T, Kind>& target;
-    const LaneOrder& order;
-    const Plan& plan;
-    int tier;
-    int64_t n;            // values in the chunk
-    const uint8_t*& raw;  // the next verbatim one
-    const uint8_t* raw_end;
-    typename T::Value* out;
-    bool streaming;
+class ValueSink {
+  public:
+    using Value = typename T::Value;
+
+    explicit ValueSink(const ValueCodes<T, Kind>& target) : target_(target) {}
+
+    bool reserve() { return true; }
+
+    // The chunk of n values that starts at `first`. Verbatim ones are taken from `raw` on.
+    void start(int64_t, const LaneOrder& order, const Plan& plan, int tier, int64_t n,
+               const uint8_t*& raw, const uint8_t* raw_end, Value* out, bool streaming) {
+        order_ = &order;
+        plan_ = plan;
+        tier_ = tier;
+        n_ = n;
+        raw_ = &raw;
+        raw_end_ = raw_end;
+        out_ = out;
+        streaming_ = streaming;
+    }
 
     bool codes(int64_t group, int64_t groups, const int32_t* lanes) {
-        int64_t left = n - kLanes * group;
-        return target.restore(lanes, left < kLanes * groups ? left : kLanes * groups, order,
-                              static_cast<uint32_t>(kLanes * group), tier, raw, raw_end,
-                              out + kLanes * group, streaming);
+        int64_t left = n_ - kLanes * group;
+        return target_.restore(lanes, left < kLanes * groups ? left : kLanes * groups, *order_,
+                               static_cast<uint32_t>(kLanes * group), tier_, *raw_, raw_end_,
+                               out_ + kLanes * group, streaming_);
     }
 
 #ifdef __AVX2__
     template <int D, bool Raw>
     int64_t rows(int64_t row, int64_t rows, const uint32_t* slots, const uint32_t* raws) const {
-        return ValueRows<T, Kind>(target.step(tier), order.dither(), plan,
-                                  out + kLanes * (8 / D) * row, streaming)
+        return ValueRows<T, Kind>(target_.step(tier_), order_->dither(), plan_,
+                                  out_ + kLanes * (8 / D) * row, streaming_)
             .template take<D, Raw>(row, rows, slots, raws);
     }
 #endif
-};
 
-// Sinks for one chunk after the other.
-template <class T, int Kind>
-struct ValueSinks {
-    const ValueCodes<T, Kind>& target;
+    void finish() {}
 
-    bool reserve() { return true; }
-    ValueSink<T, Kind> sink(int64_t, const LaneOrder& order, const Plan& plan, int tier,
-                            int64_t n, const uint8_t*& raw, const uint8_t* raw_end,
-                            typename T::Value* out, bool streaming) {
-        return {target, order, plan, tier, n, raw, raw_end, out, streaming};
-    }
+  private:
+    const ValueCodes<T, Kind>& target_;
+    const LaneOrder* order_ = nullptr;
+    Plan plan_;
+    int tier_ = 0;
+    int64_t n_ = 0;
+    const uint8_t** raw_ = nullptr;
+    const uint8_t* raw_end_ = nullptr;
+    Value* out_ = nullptr;
+    bool streaming_ = false;
 };
 
 }  // namespace encke::ENCKE_ISA

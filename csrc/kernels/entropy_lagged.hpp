@@ -42,8 +42,9 @@ class LaggedSource {
         for (int64_t next = lag_.period - in_period; next < n; next += lag_.period)
             for (int64_t k = next; k < n && k < next + lag_.distance; ++k) before[k] = 0;
         typename LaggedCodes<T, Kind>::Seen seen;
-        codes_.code(x + first, n, LaneOrder(Kind, seed_, first),
-                    static_cast<uint32_t>(in_chunk), 0, before, after, codes, seen);
+        codes_.template code<false>(x + first, n, LaneOrder(Kind, seed_, first),
+                                    static_cast<uint32_t>(in_chunk), 0, before, after, codes,
+                                    seen);
     }
 
     // Encodes one chunk after the other.
@@ -58,11 +59,20 @@ class LaggedSource {
                         int64_t first, int64_t n, uint8_t* start, ChunkMode& mode) {
             const LaneOrder order(Kind, source_.seed_, first);
             int tier = 0;
-            Seen seen = code(order, values, first, n, tier, scratch.codes);
+            Seen seen;
+            calm_ = calm_ && code<true>(order, values, first, n, 0, scratch.codes, seen);
+            if (!calm_) {
+                code<false>(order, values, first, n, 0, scratch.codes, seen);
+                calm_ = kCalm && seen.all;
+            }
             if (seen.verbatim > n / 64) {
-                const Seen fine = code(order, values, first, n, 1, scratch.codes);
+                Seen fine;
+                code<false>(order, values, first, n, 1, scratch.codes, fine);
                 tier = fine.verbatim < seen.verbatim;
-                seen = tier ? fine : code(order, values, first, n, 0, scratch.codes);
+                if (tier)
+                    seen = fine;
+                else
+                    code<false>(order, values, first, n, 0, scratch.codes, fine);
             }
             mode = !seen.some              ? kZeroChunk
                    : seen.verbatim > n / 4 ? kVerbatimChunk
@@ -87,22 +97,28 @@ class LaggedSource {
 
         const LaggedSource& source_;
         Trail<Value> trail_;
+        static constexpr bool kCalm = LaggedCodes<T, Kind>::kCalm;
+        // Most chunks have neither zeros nor verbatim values: they are coded as if that were
+        // known, unless the last one was different.
+        bool calm_ = kCalm;
 
-        Seen code(const LaneOrder& order, const Value* values, int64_t first, int64_t n,
-                  int tier, int32_t* codes) {
-            Seen seen;
+        template <bool Calm>
+        bool code(const LaneOrder& order, const Value* values, int64_t first, int64_t n,
+                  int tier, int32_t* codes, Seen& seen) {
+            bool good = true;
+            seen = Seen();
             trail_.start(first);
-            for (int64_t i = 0; i < n; i += trail_.kMost) {
+            for (int64_t i = 0; good && i < n; i += trail_.kMost) {
                 trail_.along(
                     i, n - i < trail_.kMost ? n - i : trail_.kMost,
                     [&](int64_t offset, int64_t count, const Value* before, Value* after) {
                         const int64_t at = i + offset;
-                        source_.codes_.code(values + at, count, order,
-                                            static_cast<uint32_t>(at), tier, before, after,
-                                            codes + at, seen);
+                        good &= source_.codes_.template code<Calm>(
+                            values + at, count, order, static_cast<uint32_t>(at), tier, before,
+                            after, codes + at, seen);
                     });
             }
-            return seen;
+            return good;
         }
     };
 
@@ -112,37 +128,53 @@ class LaggedSource {
     LaggedCodes<T, Kind> codes_;
 };
 
-// The decoder's: where a chunk's rows go; see RowDecoder.
+// The decoder's: where a chunk's rows go; see RowDecoder. Residuals are collected, so that
+// predictions are added to many at once.
 template <class T, int Kind>
-struct LaggedSink {
+class LaggedSink {
+  public:
     using Value = typename T::Value;
 
-    const LaggedCodes<T, Kind>& target;
-    Trail<Value>& trail;
-    const LaneOrder& order;
-    const Plan& plan;
-    int tier;
-    int64_t n;            // values in the chunk
-    const uint8_t*& raw;  // the next verbatim one
-    const uint8_t* raw_end;
-    Value* out;
-    bool streaming;
+    LaggedSink(const LaggedCodes<T, Kind>& target, const Lag& lag)
+        : target_(target), trail_(lag) {}
+    LaggedSink(const LaggedSink&) = delete;
+
+    bool reserve() { return trail_.reserve(); }
+
+    // The chunk of n values that starts at `first`. Verbatim ones are taken from `raw` on.
+    void start(int64_t first, const LaneOrder& order, const Plan& plan, int tier, int64_t n,
+               const uint8_t*& raw, const uint8_t* raw_end, Value* out, bool streaming) {
+        trail_.start(first);
+        order_ = &order;
+        plan_ = plan;
+        tier_ = tier;
+        n_ = n;
+        raw_ = &raw;
+        raw_end_ = raw_end;
+        out_ = out;
+        streaming_ = streaming;
+        done_ = waiting_ = 0;
+    }
 
     bool codes(int64_t group, int64_t groups, const int32_t* lanes) {
-        alignas(32) Value residuals[4 * kLanes];
-        const int64_t first = kLanes * group, left = n - first;
+        const int64_t first = kLanes * group, left = n_ - first;
         const int64_t here = left < kLanes * groups ? left : kLanes * groups;
-        const bool verbatim =
-            target.residuals(lanes, here, order, static_cast<uint32_t>(first), tier, residuals);
-        add(first, here, residuals, streaming && !verbatim);
-        for (int64_t i = 0; verbatim && i < here; i += kLanes) {
+        if (waiting_ + kLanes * groups > Trail<Value>::kMost) finish();
+        if (!target_.residuals(lanes, here, *order_, static_cast<uint32_t>(first), tier_,
+                               residuals_ + waiting_)) {
+            waiting_ += here;
+            return true;
+        }
+        waiting_ += here;
+        add(false);
+        for (int64_t i = 0; i < here; i += kLanes) {
             int32_t eight[kLanes];
-            order.to_memory(static_cast<uint32_t>(first + i), lanes + i, eight);
+            order_->to_memory(static_cast<uint32_t>(first + i), lanes + i, eight);
             for (int64_t p = 0; p < kLanes && i + p < here; ++p) {
                 if (eight[p] != kVerbatim) continue;
-                if (raw_end - raw < static_cast<ptrdiff_t>(sizeof(Value))) return false;
-                out[first + i + p] = read<Value>(raw);
-                raw += sizeof(Value);
+                if (raw_end_ - *raw_ < static_cast<ptrdiff_t>(sizeof(Value))) return false;
+                out_[first + i + p] = read<Value>(*raw_);
+                *raw_ += sizeof(Value);
             }
         }
         return true;
@@ -150,49 +182,48 @@ struct LaggedSink {
 
 #ifdef __AVX2__
     template <int D, bool Raw>
-    int64_t rows(int64_t row, int64_t rows, const uint32_t* slots, const uint32_t* raws) const {
+    int64_t rows(int64_t row, int64_t rows, const uint32_t* slots, const uint32_t* raws) {
         if constexpr (sizeof(Value) != 4) {
             return 0;
         } else {
             constexpr int64_t kStride = kLanes * (8 / D);
-            alignas(32) Value residuals[Trail<Value>::kMost];
-            const int64_t taken = ValueRows<T, Kind, true>(target.step(tier), order.dither(),
-                                                           plan, residuals, false)
-                                      .template take<D, Raw>(row, rows, slots, raws);
-            add(kStride * row, kStride * taken, residuals, streaming);
+            if (waiting_ + kStride * rows > Trail<Value>::kMost) finish();
+            const int64_t taken =
+                ValueRows<T, Kind, true>(target_.step(tier_), order_->dither(), plan_,
+                                         residuals_ + waiting_, false)
+                    .template take<D, Raw>(row, rows, slots, raws);
+            waiting_ += kStride * taken;
             return taken;
         }
     }
 #endif
 
-  private:
-    void add(int64_t first, int64_t count, const Value* residuals, bool past_caches) const {
-        trail.along(first, count,
-                    [&](int64_t offset, int64_t part, const Value* before, Value* after) {
-                        target.add(residuals + offset, part, before, after,
-                                   out + first + offset, past_caches);
-                    });
-    }
-};
-
-// Sinks for one chunk after the other.
-template <class T, int Kind>
-class LaggedSinks {
-  public:
-    LaggedSinks(const LaggedCodes<T, Kind>& target, const Lag& lag)
-        : target_(target), trail_(lag) {}
-
-    bool reserve() { return trail_.reserve(); }
-    LaggedSink<T, Kind> sink(int64_t first, const LaneOrder& order, const Plan& plan, int tier,
-                             int64_t n, const uint8_t*& raw, const uint8_t* raw_end,
-                             typename T::Value* out, bool streaming) {
-        trail_.start(first);
-        return {target_, trail_, order, plan, tier, n, raw, raw_end, out, streaming};
-    }
+    // Everything that was handed on becomes values.
+    void finish() { add(streaming_); }
 
   private:
     const LaggedCodes<T, Kind>& target_;
-    Trail<typename T::Value> trail_;
+    Trail<Value> trail_;
+    const LaneOrder* order_ = nullptr;
+    Plan plan_;
+    int tier_ = 0;
+    int64_t n_ = 0;
+    const uint8_t** raw_ = nullptr;
+    const uint8_t* raw_end_ = nullptr;
+    Value* out_ = nullptr;
+    bool streaming_ = false;
+    int64_t done_ = 0, waiting_ = 0;  // values, and residuals behind them
+    alignas(32) Value residuals_[Trail<Value>::kMost + kLanes];
+
+    void add(bool streaming) {
+        trail_.along(done_, waiting_,
+                     [&](int64_t offset, int64_t part, const Value* before, Value* after) {
+                         target_.add(residuals_ + offset, part, before, after,
+                                     out_ + done_ + offset, streaming);
+                     });
+        done_ += waiting_;
+        waiting_ = 0;
+    }
 };
 
 }  // namespace encke::ENCKE_ISA

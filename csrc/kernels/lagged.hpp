@@ -29,18 +29,26 @@ class LaggedCodes {
     struct Seen {
         int64_t verbatim = 0;
         bool some = false;  // not zero
+        bool all = true;    // have codes
     };
+#ifdef __AVX2__
+    static constexpr bool kCalm = kWide;
+#else
+    static constexpr bool kCalm = false;
+#endif
 
     // Codes in lane order of n values from `start` in a page on, a multiple of 8; the last
     // group is filled up with kAfter. before[k] predicts value k, after[k] gets what it decodes
-    // to.
-    void code(const Real* x, int64_t n, const LaneOrder& order, uint32_t start, int tier,
+    // to. Calm, which is faster: false, and nothing of use, if a value is zero or verbatim.
+    template <bool Calm>
+    bool code(const Real* x, int64_t n, const LaneOrder& order, uint32_t start, int tier,
               const Real* before, Real* after, int32_t* codes, Seen& seen) const {
         int64_t i = 0;
 #ifdef __AVX2__
         if constexpr (kWide) {
             i = n & ~int64_t{7};
-            code8(x, i, order, start, tier, before, after, codes, seen);
+            if (!code8<Calm>(x, i, order, start, tier, before, after, codes, seen))
+                return false;
         }
 #endif
         for (; i < n; i += 8) {
@@ -55,9 +63,11 @@ class LaggedCodes {
                                     tier, after[i + p]);
                 seen.verbatim += group[p] == kVerbatim;
                 seen.some |= group[p] != kZero;
+                seen.all &= group[p] > kAfter;
             }
             order.to_lanes(j, group, codes + i);
         }
+        return !Calm || seen.all;
     }
 
     // (c - u) * step of n codes in lane order, in memory order; NaN for what has no code.
@@ -155,7 +165,10 @@ class LaggedCodes {
     }
 
 #ifdef __AVX2__
-    void code8(const Real* x, int64_t n, const LaneOrder& order, uint32_t start, int tier,
+    // Calm: no value is zero or verbatim; if one is, that is found out and everything else is
+    // of no use. Returns whether the values were what they were taken for.
+    template <bool Calm>
+    bool code8(const Real* x, int64_t n, const LaneOrder& order, uint32_t start, int tier,
                const Real* before, Real* after, int32_t* codes, Seen& seen) const {
         const __m256 step = _mm256_set1_ps(scale_.step[tier]);
         const __m256 inverse = _mm256_set1_ps(scale_.inverse[tier]);
@@ -163,14 +176,16 @@ class LaggedCodes {
         const __m256 far = hoisted(_mm256_set1_ps(static_cast<float>(kFarthest)));
         const __m256 near = hoisted(_mm256_set1_ps(static_cast<float>(-kFarthest)));
         const __m256 unsign = hoisted(_mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF)));
-        const __m256i zero_code = hoisted(_mm256_set1_epi32(kZero));
-        const __m256i verbatim_code = hoisted(_mm256_set1_epi32(kVerbatim));
+        const __m256 nothing = hoisted(_mm256_setzero_ps());
+        [[maybe_unused]] const __m256i zero_code = hoisted(_mm256_set1_epi32(kZero));
+        [[maybe_unused]] const __m256i raw_code = hoisted(_mm256_set1_epi32(kVerbatim));
         const __m256i lanes = hoisted(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
         const __m256i eight = hoisted(_mm256_set1_epi32(8));
         const __m256i k0 = _mm256_set1_epi32(static_cast<int>(order.dither().k0));
         const __m256i k1 = _mm256_set1_epi32(static_cast<int>(order.dither().k1));
         __m256i counters = Dither::counters(start & ~15u), hashes{};
-        __m256i verbatim = _mm256_setzero_si256(), zeros = _mm256_set1_epi32(-1);
+        // Lanes that always were good, in calm; how often they were, otherwise.
+        __m256i good_ones = _mm256_set1_epi32(Calm ? -1 : 0), zero_ones{};
         auto next_hashes = [&]() __attribute__((always_inline)) {
             if constexpr (Kind == ENCKE_DITHER) hashes = Dither::hash8(counters, k0, k1);
             counters = _mm256_add_epi32(counters, eight);
@@ -187,19 +202,25 @@ class LaggedCodes {
             __m256 r = _mm256_cvtepi32_ps(c);
             if constexpr (Kind != ENCKE_PLAIN) r = _mm256_sub_ps(r, u);
             __m256 y = _mm256_add_ps(p, _mm256_mul_ps(r, step));
-            const __m256 zero = _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_EQ_OQ);
             __m256 good =
                 _mm256_cmp_ps(_mm256_and_ps(_mm256_sub_ps(y, v), unsign), allowed, _CMP_LE_OQ);
-            if constexpr (Kind != ENCKE_PLAIN)
-                good = _mm256_and_ps(good, _mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_NEQ_OQ));
-            y = _mm256_andnot_ps(zero, _mm256_and_ps(y, good));
-            c = _mm256_blendv_epi8(verbatim_code, c, _mm256_castps_si256(good));
-            c = _mm256_blendv_epi8(c, zero_code, _mm256_castps_si256(zero));
-            zeros = _mm256_and_si256(zeros, _mm256_castps_si256(zero));
-            verbatim = _mm256_sub_epi32(
-                verbatim,
-                _mm256_castps_si256(_mm256_andnot_ps(
-                    _mm256_or_ps(good, zero), _mm256_castsi256_ps(_mm256_set1_epi32(-1)))));
+            if constexpr (Calm) {
+                // Neither is zero if their product is not.
+                const __m256 both = _mm256_cmp_ps(_mm256_mul_ps(y, v), nothing, _CMP_NEQ_OQ);
+                good = _mm256_and_ps(good, both);
+                good_ones = _mm256_and_si256(good_ones, _mm256_castps_si256(good));
+            } else {
+                const __m256 zero = _mm256_cmp_ps(v, nothing, _CMP_EQ_OQ);
+                if constexpr (Kind != ENCKE_PLAIN)
+                    good = _mm256_and_ps(good, _mm256_cmp_ps(y, nothing, _CMP_NEQ_OQ));
+                good = _mm256_andnot_ps(zero, good);
+                y = _mm256_and_ps(y, good);
+                c = _mm256_blendv_epi8(raw_code, c, _mm256_castps_si256(good));
+                c = _mm256_sub_epi32(
+                    c, _mm256_castps_si256(zero));  // kZero is one more than kVerbatim
+                good_ones = _mm256_sub_epi32(good_ones, _mm256_castps_si256(good));
+                zero_ones = _mm256_sub_epi32(zero_ones, _mm256_castps_si256(zero));
+            }
             if constexpr (Kind == ENCKE_DITHER)
                 c = _mm256_permutevar8x32_epi32(c, _mm256_sub_epi32(lanes, rotation));
             _mm256_storeu_ps(after + i, y);
@@ -220,10 +241,24 @@ class LaggedCodes {
             next_hashes();
             one.template operator()<0>(i);
         }
-        alignas(32) uint32_t counts[kLanes];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(counts), verbatim);
-        for (uint32_t count : counts) seen.verbatim += count;
-        seen.some |= n && !_mm256_testc_si256(zeros, _mm256_set1_epi32(-1));
+        if constexpr (Calm) {
+            seen.some = true;
+            return _mm256_testc_si256(good_ones, _mm256_set1_epi32(-1));
+        } else {
+            const int64_t zeros = total(zero_ones);
+            seen.verbatim += n - zeros - total(good_ones);
+            seen.some |= zeros < n;
+            seen.all &= n == total(good_ones);
+            return true;
+        }
+    }
+
+    static int64_t total(__m256i counts) {
+        alignas(32) int32_t lanes[kLanes];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), counts);
+        int64_t sum = 0;
+        for (int32_t lane : lanes) sum += lane;
+        return sum;
     }
 
     template <bool Streaming>
