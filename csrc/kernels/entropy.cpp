@@ -108,7 +108,7 @@ int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
         return ENCKE_OK;
     }
     if constexpr (kPredicts<T, Kind>) {
-        const Lag lag = LagChoice(x, count, q.step[0]).choose(shape, ndim);
+        const Lag lag = LagChoice(x, count, q).choose(shape, ndim);
         if (lag.distance)
             return encode_all(LaggedSource<T, Kind>(q, lag), x, count, Kind, q, to);
     }

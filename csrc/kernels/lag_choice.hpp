@@ -16,9 +16,12 @@ class LagChoice {
     // Bits a value that a prediction has to save.
     static constexpr double kWorth = 0.1;
 
-    // `step` is that of the quantiser.
-    LagChoice(const Real* x, int64_t count, double step)
-        : x_(x), count_(count), noise_(step * step / 12) {}
+    LagChoice(const Real* x, int64_t count, const encke_quantiser& q)
+        : x_(x),
+          count_(count),
+          noise_(q.step[0] * q.step[0] / 12),
+          largest_(q.limit[1]),
+          heaviest_(q.kind == ENCKE_HALF ? 15 : 16) {}
 
     // The best among the strides of the dimensions, of which the first varies slowest; none if
     // no prediction is worth its time.
@@ -58,7 +61,9 @@ class LagChoice {
 
     const Real* x_;
     int64_t count_;
-    double noise_;  // variance of what decoding adds
+    double noise_;    // variance of what decoding adds
+    double largest_;  // magnitude that is coded at all
+    int heaviest_;    // in kind half the sum of two odd halves of a step may be zero
 
     // Bits a value that the candidate would save; sets its weight.
     double weigh(Lag& candidate) const {
@@ -80,7 +85,7 @@ class LagChoice {
         const double xy = total(sums.xy) / n - x * y;
         const double wanted = std::floor(16 * xy / (yy + noise_) + 0.5);
         if (!(wanted >= 1)) return 0;
-        candidate.weight = wanted < 16 ? static_cast<int>(wanted) : 16;
+        candidate.weight = wanted < heaviest_ ? static_cast<int>(wanted) : heaviest_;
         const double a = candidate.weight / 16.0;
         const double left = xx - 2 * a * xy + a * a * (yy + noise_);
         const double share = n / static_cast<double>(runs * kRun);
@@ -93,14 +98,13 @@ class LagChoice {
         return sum;
     }
 
-    static void add(const Real* x, const Real* y, Sums& sums) {
-        constexpr double kLargest = 1e150;  // whose square is finite
+    void add(const Real* x, const Real* y, Sums& sums) const {
         for (int first = 0; first < kRun; first += kAtOnce) {
             for (int l = 0; l < kAtOnce; ++l) {
                 double a = static_cast<double>(x[first + l]);
                 double b = static_cast<double>(y[first + l]);
                 const bool counts =
-                    a != 0 && std::fabs(a) < kLargest && std::fabs(b) < kLargest;
+                    a != 0 && std::fabs(a) <= largest_ && std::fabs(b) <= largest_;
                 a = counts ? a : 0;
                 b = counts ? b : 0;
                 sums.n[l] += counts ? 1.0 : 0.0;
