@@ -14,6 +14,10 @@ namespace {
 template <class T, int Kind>
 constexpr bool kPredicts = sizeof(typename T::Value) >= 4 && Kind != ENCKE_POINTWISE;
 
+// Codes on which predicting is tried, and what share of the bits it may leave.
+constexpr int64_t kTrial = int64_t{1} << 15;
+constexpr double kEnough = 0.97;
+
 template <class T>
 uint64_t pointwise_center(const typename T::Value* x, int64_t count, uint64_t divisor) {
     using Pattern = typename T::Pattern;
@@ -93,6 +97,20 @@ int encode_all(const Source& source, const typename Source::Value* x, int64_t co
     });
 }
 
+// Bits that a tensor of many values would take, from a part of the usual sample.
+template <class Source>
+double trial(const Source& source, const typename Source::Value* x, int64_t count, int kind,
+             int32_t* codes) {
+    const int64_t skip = (sample_size(count) + kTrial - 1) / kTrial;
+    int64_t run = 0, groups = 0;
+    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
+        if (run++ % skip) return;
+        source.sample(x, first, n, codes + 8 * groups);
+        groups += n / 8;
+    });
+    return Planner(codes, groups, count, kind).choose().cost;
+}
+
 template <class T, int Kind>
 int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
                 const encke_quantiser& q, Parts& to) {
@@ -109,8 +127,16 @@ int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
     }
     if constexpr (kPredicts<T, Kind>) {
         const Lag lag = LagChoice(x, count, q).choose(shape, ndim);
-        if (lag.distance)
-            return encode_all(LaggedSource<T, Kind>(q, lag), x, count, Kind, q, to);
+        if (lag.distance) {
+            const LaggedSource<T, Kind> lagged(q, lag);
+            Bytes memory;
+            uint8_t* room = memory.reserve(4 * (kTrial + 2 * kSampleRun));
+            if (!room) return ENCKE_NO_MEMORY;
+            int32_t* codes = reinterpret_cast<int32_t*>(room);
+            const double direct = trial(DirectSource<T, Kind>(q, 0), x, count, Kind, codes);
+            if (trial(lagged, x, count, Kind, codes) < kEnough * direct)
+                return encode_all(lagged, x, count, Kind, q, to);
+        }
     }
     uint64_t center = 0;
     if constexpr (Kind == ENCKE_POINTWISE) center = pointwise_center<T>(x, count, q.seed);
