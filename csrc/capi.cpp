@@ -24,9 +24,9 @@ int encke_fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t 
     return encke::kernels().fixed_decode(payload, size, out, count, dtype);
 }
 
-int64_t encke_entropy_encode(const void* x, int64_t count, int dtype,
+int64_t encke_entropy_encode(const void* x, const int64_t* shape, int ndim, int dtype,
                              const encke_quantiser* q) {
-    return sized(encke::kernels().entropy_encode(x, count, dtype, *q, result));
+    return sized(encke::kernels().entropy_encode(x, shape, ndim, dtype, *q, result));
 }
 
 int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,

@@ -31,6 +31,7 @@ typedef struct {
     double step[2];
     double limit[2];
     uint64_t seed;
+    double error;
 } encke_quantiser;
 
 // Results of decoders; encoders return a size, or one of the negative ones.
@@ -42,7 +43,9 @@ int64_t encke_fixed_encode(const void* x, int64_t count, int dtype, const encke_
 int encke_fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                        int dtype);
 
-int64_t encke_entropy_encode(const void* x, int64_t count, int dtype, const encke_quantiser* q);
+// The shape, slowest dimension first, says which values are neighbours.
+int64_t encke_entropy_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                             const encke_quantiser* q);
 int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                          int dtype);
 

@@ -9,7 +9,8 @@ namespace encke {
 struct Kernels {
     int (*fixed_encode)(const void*, int64_t, int, const encke_quantiser&, Parts&);
     int (*fixed_decode)(const uint8_t*, int64_t, void*, int64_t, int);
-    int (*entropy_encode)(const void*, int64_t, int, const encke_quantiser&, Parts&);
+    int (*entropy_encode)(const void*, const int64_t*, int, int, const encke_quantiser&,
+                          Parts&);
     int (*entropy_decode)(const uint8_t*, int64_t, void*, int64_t, int);
     int (*predict_encode)(const void*, const int64_t*, int, int, const encke_quantiser&,
                           const int32_t*, int, Parts&);

@@ -20,8 +20,8 @@ const uint8_t* bytes(uintptr_t address) { return reinterpret_cast<const uint8_t*
 void* out(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 encke_quantiser quantiser(int kind, double step0, double step1, double limit0, double limit1,
-                          uint64_t seed) {
-    return {kind, {step0, step1}, {limit0, limit1}, seed};
+                          uint64_t seed, double error) {
+    return {kind, {step0, step1}, {limit0, limit1}, seed, error};
 }
 
 }  // namespace
@@ -35,8 +35,8 @@ NB_MODULE(_native, m) {
     m.def(
         "fixed_encode",
         [](uintptr_t x, int64_t count, int dtype, int kind, double s0, double s1, double l0,
-           double l1, uint64_t seed) {
-            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
+           double l1, uint64_t seed, double error) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed, error);
             return encke_fixed_encode(in(x), count, dtype, &q);
         },
         Release());
@@ -48,10 +48,11 @@ NB_MODULE(_native, m) {
         Release());
     m.def(
         "entropy_encode",
-        [](uintptr_t x, int64_t count, int dtype, int kind, double s0, double s1, double l0,
-           double l1, uint64_t seed) {
-            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
-            return encke_entropy_encode(in(x), count, dtype, &q);
+        [](uintptr_t x, const std::vector<int64_t>& shape, int dtype, int kind, double s0,
+           double s1, double l0, double l1, uint64_t seed, double error) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed, error);
+            return encke_entropy_encode(in(x), shape.data(), static_cast<int>(shape.size()),
+                                        dtype, &q);
         },
         Release());
     m.def(
@@ -63,8 +64,9 @@ NB_MODULE(_native, m) {
     m.def(
         "predict_encode",
         [](uintptr_t x, const std::vector<int64_t>& shape, int dtype, int kind, double s0,
-           double s1, double l0, double l1, uint64_t seed, const std::vector<int32_t>& plan) {
-            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed);
+           double s1, double l0, double l1, uint64_t seed, double error,
+           const std::vector<int32_t>& plan) {
+            encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed, error);
             return encke_predict_encode(in(x), shape.data(), static_cast<int>(shape.size()),
                                         dtype, &q, plan.data(), static_cast<int>(plan.size()));
         },

@@ -50,6 +50,13 @@ def packed_originals() -> Iterator[encke.Packed]:
             for options, error in itertools.product(kinds, (0.3, 1e-3)):
                 yield encke.compress(tensor, encke.Absolute(error), codec=codec, **options)
             yield encke.compress(tensor, encke.PointwiseRelative(1e-2), codec=codec)
+        # Large enough for `entropy` to predict rows from the ones before.
+        rows = torch.linspace(0, 9, 96).sin().view(-1, 1) * torch.linspace(1, 2, 96)
+        rows[5, 7], rows[9] = float("nan"), 0
+        for options in kinds if count == 9000 else []:
+            yield encke.compress(
+                rows.to(dtype), encke.Absolute(2e-2), codec="entropy", **options
+            )
         for tensor, options in itertools.product((smooth, wild, field), kinds):
             yield encke.compress(tensor, encke.Absolute(1e-2), codec="predict", **options)
         for bits in (1, 2, 4, 8):

@@ -45,7 +45,8 @@ struct Plan {
         p[7] = zero;
     }
 
-    bool read_from(const uint8_t* p, int kind) {
+    // `flags` has the other bits of byte 7 that may be set: what they mean is the caller's.
+    bool read_from(const uint8_t* p, int kind, uint8_t flags = 0) {
         digit_bits = p[1];
         rows_log = p[2];
         precision = p[3];
@@ -53,7 +54,7 @@ struct Plan {
         tables = p[6];
         zero = p[7] & 1;
         return (digit_bits == 8 || digit_bits == 4 || digit_bits == 2) && rows_log <= 2 &&
-               precision >= 8 && precision <= 12 && p[7] <= 1 &&
+               precision >= 8 && precision <= 12 && (p[7] & ~flags) <= 1 &&
                (tables == 1 || (tables == 8 && kind == ENCKE_DITHER));
     }
 };

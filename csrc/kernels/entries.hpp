@@ -9,8 +9,8 @@ namespace encke::ENCKE_ISA {
 int fixed_encode(const void* x, int64_t count, int dtype, const encke_quantiser& q, Parts& to);
 int fixed_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
 
-int entropy_encode(const void* x, int64_t count, int dtype, const encke_quantiser& q,
-                   Parts& to);
+int entropy_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                   const encke_quantiser& q, Parts& to);
 int entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
 
 int predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,

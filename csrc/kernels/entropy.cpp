@@ -1,12 +1,22 @@
 // `entropy`: quantised codes through the entropy stage (docs/format.md, sections 6 and 7).
 #include "kernels/entries.hpp"
+#include "kernels/entropy_direct.hpp"
+#include "kernels/entropy_lagged.hpp"
+#include "kernels/lag_choice.hpp"
 #include "kernels/sampling.hpp"
-#include "kernels/stage.hpp"
-#include "kernels/values.hpp"
 
 namespace encke::ENCKE_ISA {
 
 namespace {
+
+// Whether values may be predicted: neither where half the precision is lost on the way, nor
+// where codes are not on a line.
+template <class T, int Kind>
+constexpr bool kPredicts = sizeof(typename T::Value) >= 4 && Kind != ENCKE_POINTWISE;
+
+// Codes on which predicting is tried, and what share of the bits it may leave.
+constexpr int64_t kTrial = int64_t{1} << 15;
+constexpr double kEnough = 0.97;
 
 template <class T>
 uint64_t pointwise_center(const typename T::Value* x, int64_t count, uint64_t divisor) {
@@ -24,21 +34,12 @@ uint64_t pointwise_center(const typename T::Value* x, int64_t count, uint64_t di
     return seen ? static_cast<uint64_t>(sum / seen) / divisor : 0;
 }
 
-template <class T, int Kind>
-int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser& q, Parts& to) {
-    using Value = typename T::Value;
-    constexpr bool kPointwise = Kind == ENCKE_POINTWISE;
-    if (count == 0) {
-        to.start(1);
-        uint8_t* head = to[0].reserve(kParameters);
-        if (!head) return ENCKE_NO_MEMORY;
-        write_parameters(q, head);
-        Plan().write_to(head);
-        to[0].advance(kParameters);
-        return ENCKE_OK;
-    }
-    const uint64_t center = kPointwise ? pointwise_center<T>(x, count, q.seed) : 0;
-    const ValueCodes<T, Kind> source(q, center);
+// `Source` makes codes of values: it has `kFlags` for parameter byte 7, `kExtra` bytes behind
+// the parameters, codes for a `sample`, and `Chunks`, of which each thread has one.
+template <class Source>
+int encode_all(const Source& source, const typename Source::Value* x, int64_t count, int kind,
+               const encke_quantiser& q, Parts& to) {
+    using Value = typename Source::Value;
     int64_t chunks = (count + kStageChunk - 1) / kStageChunk;
 
     Bytes memory;
@@ -47,39 +48,33 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
     int32_t* sample = reinterpret_cast<int32_t*>(room);
     int64_t groups = 0;
     for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
-        int64_t over[2];
-        bool all_zero;
-        source.survey(x + first, n, over, all_zero);
-        source.fill(x + first, n, LaneOrder(Kind, q.seed, first),
-                    static_cast<uint32_t>(first) & ((1u << kPageBits) - 1),
-                    !kPointwise && over[0] - over[1] > n / 64, sample + 8 * groups);
+        source.sample(x, first, n, sample + 8 * groups);
         groups += n / 8;
     });
     if (groups == 0) {  // fewer than eight values
-        source.fill(x, count, LaneOrder(Kind, q.seed, 0), 0, 0, sample);
+        source.sample(x, 0, count, sample);
         groups = fill_up(sample);
     }
-    const Coding coding = Planner(sample, groups, count, Kind).choose();
+    const Coding coding = Planner(sample, groups, count, kind).choose();
     const StageEncoder encoder(coding);
 
     int threads = thread_count(chunks, count);
     to.start(threads + 1);
-    size_t extra = kPointwise ? 8 : 0;
-    uint8_t* head = to[0].reserve(kParameters + extra + encoder.table_bytes() + 4 * chunks);
+    uint8_t* head =
+        to[0].reserve(kParameters + Source::kExtra + encoder.table_bytes() + 4 * chunks);
     if (!head) return ENCKE_NO_MEMORY;
     write_parameters(q, head);
     encoder.plan().write_to(head);
-    if (kPointwise) write<uint64_t>(head + kParameters, center);
-    uint8_t* lengths = encoder.write_tables(head + kParameters + extra);
+    head[7] |= Source::kFlags;
+    source.write_extra(head + kParameters);
+    uint8_t* lengths = encoder.write_tables(head + kParameters + Source::kExtra);
     to[0].advance(static_cast<size_t>(lengths - head) + 4 * chunks);
 
     return for_ranges(chunks, threads, [&](int64_t chunk, int64_t last, int thread) {
         ChunkScratch* scratch = ChunkScratch::get();
-        if (!scratch) return static_cast<int>(ENCKE_NO_MEMORY);
+        typename Source::Chunks coder(source);
+        if (!scratch || !coder.reserve()) return static_cast<int>(ENCKE_NO_MEMORY);
         Bytes& part = to[thread + 1];
-        // Most chunks have no value beyond tier 0: they are coded as if that were known, and
-        // looked at beforehand only if the last one was different.
-        bool calm = source.kCalm;
         for (; chunk < last; ++chunk) {
             int64_t first = chunk * kStageChunk;
             int64_t n = count - first < kStageChunk ? count - first : kStageChunk;
@@ -87,53 +82,8 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
             int64_t whole = n * static_cast<int64_t>(sizeof(Value));
             uint8_t* start = part.reserve(StageEncoder::most((n + 7) / 8) + whole);
             if (!start) return static_cast<int>(ENCKE_NO_MEMORY);
-            const LaneOrder order(Kind, q.seed, first);
-            uint8_t* end = start + 4;
-            ChunkMode mode = kTier0;
-            auto encode = [&](auto fill) {
-                auto stretch = [&](int64_t group, int64_t groups, int32_t* codes) {
-                    int64_t left = n - kLanes * group;
-                    fill(values + kLanes * group,
-                         left < kLanes * groups ? left : kLanes * groups,
-                         static_cast<uint32_t>(kLanes * group), codes);
-                };
-                end = encoder.encode(*scratch, stretch, (n + 7) / 8, mode, start);
-            };
-            // A chunk that starts with zeros may have nothing else.
-            bool some = false;
-            for (int64_t i = 0; calm && i < n && i < 64; ++i) some |= values[i] != Value{};
-            if (calm && some) {
-                typename ValueCodes<T, Kind>::Most most;
-                encode([&](const Value* from, int64_t here, uint32_t j, int32_t* codes) {
-                    source.fill_calm(from, here, order, j, codes, most);
-                });
-                calm = source.within(most);
-            } else {
-                calm = false;
-            }
-            if (!calm) {
-                int64_t over[2] = {0, 0};
-                bool all_zero;
-                source.survey(values, n, over, all_zero);
-                calm = source.kCalm && over[0] == 0;
-                if (kPointwise) over[0] = over[1] = 0;
-                int tier = over[0] - over[1] > n / 64 ? 1 : 0;
-                mode = all_zero             ? kZeroChunk
-                       : over[tier] > n / 4 ? kVerbatimChunk
-                                            : static_cast<ChunkMode>(tier);
-                end = start + 4;
-                if (mode == kTier0 || mode == kTier1) {
-                    encode([&](const Value* from, int64_t here, uint32_t j, int32_t* codes) {
-                        source.fill(from, here, order, j, tier, codes);
-                    });
-                    // Verbatim values follow in the order of memory.
-                    for (int64_t i = 0; (kPointwise || over[tier]) && i < n; ++i) {
-                        if (!source.verbatim(values[i], tier)) continue;
-                        write<Value>(end, values[i]);
-                        end += sizeof(Value);
-                    }
-                }
-            }
+            ChunkMode mode;
+            uint8_t* end = coder.encode(encoder, *scratch, values, first, n, start, mode);
             if (end - start > whole + 4) mode = kVerbatimChunk;
             if (mode == kVerbatimChunk) {
                 std::memcpy(start + 4, values, static_cast<size_t>(whole));
@@ -147,51 +97,57 @@ int encode_all(const typename T::Value* x, int64_t count, const encke_quantiser&
     });
 }
 
-// Where a chunk's decoded rows go; see RowDecoder.
-template <class T, int Kind>
-struct ValueSink {
-    const ValueCodes<T, Kind>& target;
-    const LaneOrder& order;
-    const Plan& plan;
-    int tier;
-    int64_t n;            // values in the chunk
-    const uint8_t*& raw;  // the next verbatim one
-    const uint8_t* raw_end;
-    typename T::Value* out;
-    bool streaming;
-
-    bool codes(int64_t group, int64_t groups, const int32_t* lanes) {
-        int64_t left = n - kLanes * group;
-        return target.restore(lanes, left < kLanes * groups ? left : kLanes * groups, order,
-                              static_cast<uint32_t>(kLanes * group), tier, raw, raw_end,
-                              out + kLanes * group, streaming);
-    }
-
-#ifdef __AVX2__
-    template <int D, bool Raw>
-    int64_t rows(int64_t row, int64_t rows, const uint32_t* slots, const uint32_t* raws) const {
-        return ValueRows<T, Kind>(target.step(tier), order.dither(), plan, out, streaming)
-            .template take<D, Raw>(row, rows, slots, raws);
-    }
-#endif
-};
+// Bits that a tensor of many values would take, from a part of the usual sample.
+template <class Source>
+double trial(const Source& source, const typename Source::Value* x, int64_t count, int kind,
+             int32_t* codes) {
+    const int64_t skip = (sample_size(count) + kTrial - 1) / kTrial;
+    int64_t run = 0, groups = 0;
+    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
+        if (run++ % skip) return;
+        source.sample(x, first, n, codes + 8 * groups);
+        groups += n / 8;
+    });
+    return Planner(codes, groups, count, kind).choose().cost;
+}
 
 template <class T, int Kind>
-int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int64_t count,
-               const encke_quantiser& q) {
-    using Value = typename T::Value;
-    const uint8_t* end = payload + size;
-    const uint8_t* from = payload + kParameters;
-    Plan plan;
-    if (!plan.read_from(payload, Kind) || (plan.zero && Kind == ENCKE_PLAIN))
-        return ENCKE_CORRUPT;
-    if (count == 0) return size == kParameters ? ENCKE_OK : ENCKE_CORRUPT;
+int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
+                const encke_quantiser& q, Parts& to) {
+    int64_t count = 1;
+    for (int d = 0; d < ndim; ++d) count *= shape[d];
+    if (count == 0) {
+        to.start(1);
+        uint8_t* head = to[0].reserve(kParameters);
+        if (!head) return ENCKE_NO_MEMORY;
+        write_parameters(q, head);
+        Plan().write_to(head);
+        to[0].advance(kParameters);
+        return ENCKE_OK;
+    }
+    if constexpr (kPredicts<T, Kind>) {
+        const Lag lag = LagChoice(x, count, q).choose(shape, ndim);
+        if (lag.distance) {
+            const LaggedSource<T, Kind> lagged(q, lag);
+            Bytes memory;
+            uint8_t* room = memory.reserve(4 * (kTrial + 2 * kSampleRun));
+            if (!room) return ENCKE_NO_MEMORY;
+            int32_t* codes = reinterpret_cast<int32_t*>(room);
+            const double direct = trial(DirectSource<T, Kind>(q, 0), x, count, Kind, codes);
+            if (trial(lagged, x, count, Kind, codes) < kEnough * direct)
+                return encode_all(lagged, x, count, Kind, q, to);
+        }
+    }
     uint64_t center = 0;
-    if constexpr (Kind == ENCKE_POINTWISE) {
-        if (end - from < 8) return ENCKE_CORRUPT;
-        center = read<uint64_t>(from);
-        from += 8;
-    }
+    if constexpr (Kind == ENCKE_POINTWISE) center = pointwise_center<T>(x, count, q.seed);
+    return encode_all(DirectSource<T, Kind>(q, center), x, count, Kind, q, to);
+}
+
+// The chunks from `from` on; each thread has a `Sink` for them, made of `how`.
+template <class T, int Kind, class Sink, class... How>
+int decode_chunks(const uint8_t* from, const uint8_t* end, const Plan& plan,
+                  typename T::Value* out, int64_t count, uint64_t seed, const How&... how) {
+    using Value = typename T::Value;
     StageDecoder decoder;
     if (!decoder.read_tables(plan, from, end)) return ENCKE_CORRUPT;
     int64_t chunks = (count + kStageChunk - 1) / kStageChunk;
@@ -199,13 +155,14 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
     const uint8_t* lengths = from;
     const uint8_t* body = from + 4 * chunks;
     if (!ChunkTable::check(lengths, chunks, end - body)) return ENCKE_CORRUPT;
-    const ValueCodes<T, Kind> target(q, center);
     const bool streaming =
         count * sizeof(Value) >= kStreaming && reinterpret_cast<uintptr_t>(out) % 32 == 0;
 
     return for_ranges(
         chunks, thread_count(chunks, count), [&](int64_t chunk, int64_t last, int) {
             ChunkTable table(lengths, body);
+            Sink sink(how...);
+            if (!sink.reserve()) return static_cast<int>(ENCKE_NO_MEMORY);
             for (; chunk < last; ++chunk) {
                 const uint8_t *begin, *stop;
                 table.locate(chunk, begin, stop);
@@ -225,14 +182,14 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
                     if (good) std::memcpy(values, begin, whole);
                 } else if (mode <= kTier1) {
                     const uint8_t* raw = stop;
-                    LaneOrder order(Kind, q.seed, first);
-                    ValueSink<T, Kind> sink{target,   order, plan, static_cast<int>(mode),
-                                            n,        raw,   stop, values,
-                                            streaming};
+                    LaneOrder order(Kind, seed, first);
+                    sink.start(first, order, plan, static_cast<int>(mode), n, raw, stop, values,
+                               streaming);
                     // The verbatim values start where the exceptions end, which `decode` says
                     // before it hands on the first codes.
                     good = decoder.decode(begin, stop, n, order.after(n), sink, raw) &&
                            raw == stop;
+                    if (good) sink.finish();
                 }
                 if (!good) return static_cast<int>(ENCKE_CORRUPT);
             }
@@ -243,15 +200,46 @@ int decode_all(const uint8_t* payload, int64_t size, typename T::Value* out, int
         });
 }
 
+template <class T, int Kind>
+int decode_kind(const uint8_t* payload, int64_t size, typename T::Value* out, int64_t count,
+                const encke_quantiser& q) {
+    const uint8_t* end = payload + size;
+    const uint8_t* from = payload + kParameters;
+    const bool lagged = payload[7] & Lag::kFlag;
+    Plan plan;
+    if (!plan.read_from(payload, Kind, kPredicts<T, Kind> ? Lag::kFlag : 0) ||
+        (plan.zero && Kind == ENCKE_PLAIN && !lagged))
+        return ENCKE_CORRUPT;
+    if (count == 0) return size == kParameters && !lagged ? ENCKE_OK : ENCKE_CORRUPT;
+    if constexpr (kPredicts<T, Kind>) {
+        if (lagged) {
+            Lag lag;
+            if (end - from < Lag::kBytes || !lag.read_from(from)) return ENCKE_CORRUPT;
+            const LaggedCodes<T, Kind> target(q, lag);
+            return decode_chunks<T, Kind, LaggedSink<T, Kind>>(from + Lag::kBytes, end, plan,
+                                                               out, count, q.seed, target, lag);
+        }
+    }
+    uint64_t center = 0;
+    if constexpr (Kind == ENCKE_POINTWISE) {
+        if (end - from < 8) return ENCKE_CORRUPT;
+        center = read<uint64_t>(from);
+        from += 8;
+    }
+    const ValueCodes<T, Kind> target(q, center);
+    return decode_chunks<T, Kind, ValueSink<T, Kind>>(from, end, plan, out, count, q.seed,
+                                                      target);
+}
+
 }  // namespace
 
-int entropy_encode(const void* x, int64_t count, int dtype, const encke_quantiser& q,
-                   Parts& to) {
+int entropy_encode(const void* x, const int64_t* shape, int ndim, int dtype,
+                   const encke_quantiser& q, Parts& to) {
     return with_float(dtype, [&](auto type) {
         return with_kind(q.kind, [&](auto kind) {
             using T = decltype(type);
-            return encode_all<T, kind()>(static_cast<const typename T::Value*>(x), count, q,
-                                         to);
+            return encode_kind<T, kind()>(static_cast<const typename T::Value*>(x), shape, ndim,
+                                          q, to);
         });
     });
 }
@@ -262,8 +250,8 @@ int entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t coun
     return with_float(dtype, [&](auto type) {
         return with_kind(q.kind, [&](auto kind) {
             using T = decltype(type);
-            return decode_all<T, kind()>(payload, size, static_cast<typename T::Value*>(out),
-                                         count, q);
+            return decode_kind<T, kind()>(payload, size, static_cast<typename T::Value*>(out),
+                                          count, q);
         });
     });
 }

@@ -12,6 +12,7 @@ namespace encke::ENCKE_ISA {
 struct Coding {
     Plan plan;
     Frequencies tables[8];
+    double cost = 0;  // bits that the tensor would take
 };
 
 class Planner {
@@ -73,6 +74,7 @@ class Planner {
         best.plan.rows_log = total_ < 4096 || each < 0.5 ? 0
                              : best.plan.digit_bits == 2 ? 1
                                                          : 2;
+        best.cost = best_cost;
         return best;
     }
 

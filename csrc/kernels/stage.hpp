@@ -29,6 +29,7 @@ class ChunkScratch {
 
     alignas(64) uint16_t words[kWords];
     uint32_t exceptions[kExceptions];
+    alignas(64) int32_t codes[kStageChunk + 64];  // of a chunk, for callers that need them all
 };
 
 // Everything the encoder of one tensor shares among its chunks.
@@ -58,19 +59,45 @@ class StageEncoder {
     template <class Source>
     uint8_t* encode(ChunkScratch& scratch, const Source& source, int64_t groups, ChunkMode mode,
                     uint8_t* to) const {
+        const int64_t k = coding_.plan.per_symbol();
+        alignas(32) int32_t codes[4 * RowEncoder::kStretch * kLanes];
+        auto rows = [&](int64_t first, int64_t last) {
+            const int64_t have = groups < last * k ? groups - first * k : (last - first) * k;
+            source(first * k, have, codes);
+            for (int64_t i = have * kLanes; i < (last - first) * k * kLanes; ++i)
+                codes[i] = kAfter;
+            return static_cast<const int32_t*>(codes);
+        };
+        return encode_rows(scratch, rows, groups, mode, to);
+    }
+
+    // The same for the codes that are in `scratch` already.
+    uint8_t* encode(ChunkScratch& scratch, int64_t groups, ChunkMode mode, uint8_t* to) const {
+        const int64_t k = coding_.plan.per_symbol();
+        for (int64_t i = groups; i % k; ++i)
+            for (int l = 0; l < kLanes; ++l) scratch.codes[kLanes * i + l] = kAfter;
+        auto rows = [&](int64_t first, int64_t) {
+            return static_cast<const int32_t*>(scratch.codes + first * k * kLanes);
+        };
+        return encode_rows(scratch, rows, groups, mode, to);
+    }
+
+  private:
+    const Coding& coding_;
+    EncoderTable tables_[8];
+    bool raw_ = false;
+
+    template <class Rows>
+    uint8_t* encode_rows(ChunkScratch& scratch, const Rows& rows, int64_t groups,
+                         ChunkMode mode, uint8_t* to) const {
         const Plan& plan = coding_.plan;
         const int64_t k = plan.per_symbol(), stretch = RowEncoder::kStretch;
         uint16_t* words_end = scratch.words + ChunkScratch::kWords;
         uint32_t* exceptions_end = scratch.exceptions + ChunkScratch::kExceptions;
         RowEncoder rows_encoder(plan, tables_, raw_, words_end, exceptions_end);
-        alignas(32) int32_t codes[4 * RowEncoder::kStretch * kLanes];
         for (int64_t last = (groups + k - 1) / k; last > 0;) {
             const int64_t first = (last - 1) / stretch * stretch;
-            const int64_t have = groups < last * k ? groups - first * k : (last - first) * k;
-            source(first * k, have, codes);
-            for (int64_t i = have * kLanes; i < (last - first) * k * kLanes; ++i)
-                codes[i] = kAfter;
-            rows_encoder.encode(codes, last - first);
+            rows_encoder.encode(rows(first, last), last - first);
             last = first;
         }
         size_t words = static_cast<size_t>(words_end - rows_encoder.words);
@@ -87,11 +114,6 @@ class StageEncoder {
         std::memcpy(to, rows_encoder.exceptions, 4 * exceptions);
         return to + 4 * exceptions;
     }
-
-  private:
-    const Coding& coding_;
-    EncoderTable tables_[8];
-    bool raw_ = false;
 };
 
 // The decoder's tables, read and checked once for a tensor.

@@ -74,13 +74,15 @@ bool ValueCodes<T, Kind>::within(const Most& most) const {
     }
 }
 
-// Where the values of a chunk's whole rows go.
-template <class T, int Kind>
+// Where the values of a chunk's whole rows go. Residual: they are what a prediction leaves
+// over, not values yet, and what is marked as zero becomes NaN.
+template <class T, int Kind, bool Residual = false>
 class ValueRows {
   public:
     using Value = typename T::Value;
     using Real = typename T::Real;
 
+    // `out` is where the first row taken goes.
     ValueRows(Real step, const Dither& dither, const Plan& plan, Value* out, bool streaming)
         : step_(static_cast<float>(step)),
           dither_(dither),
@@ -95,7 +97,7 @@ class ValueRows {
         if constexpr (sizeof(Real) != 4 || Kind == ENCKE_POINTWISE) {
             return 0;
         } else {
-            constexpr bool kZero = Kind != ENCKE_PLAIN;
+            constexpr bool kZero = Residual || Kind != ENCKE_PLAIN;
             // Codes without raw bits are within 15 of the base: small enough, unless it is
             // not, for c - u to be exact in whatever order its parts are added.
             const bool small = !Raw && plan_.base >= -32 && plan_.base <= 32;
@@ -122,7 +124,8 @@ class ValueRows {
         constexpr int kCount = 8 / D, kStride = kLanes * kCount;
         constexpr int64_t kAhead = 4096;
         // Half-width types tell zeros apart even where none is marked.
-        constexpr int kStore = T::kDtype == ENCKE_F32 && !Zero ? int{ENCKE_PLAIN} : Kind;
+        [[maybe_unused]] constexpr int kStore =
+            T::kDtype == ENCKE_F32 && !Zero ? int{ENCKE_PLAIN} : Kind;
         const __m256i k0 = _mm256_set1_epi32(static_cast<int>(dither_.k0));
         const __m256i k1 = _mm256_set1_epi32(static_cast<int>(dither_.k1));
         const __m256 step = _mm256_set1_ps(step_);
@@ -159,15 +162,19 @@ class ValueRows {
                     y = _mm256_sub_ps(y, _mm256_set1_ps(0.5f));
                 }
             }
-            __m256i keep = _mm256_set1_epi32(-1);
-            if constexpr (Zero) {
-                if constexpr (kDither) zero = _mm256_permutevar8x32_epi32(zero, at);
-                keep = _mm256_xor_si256(zero, keep);
+            y = _mm256_mul_ps(y, step);
+            if constexpr (Zero && kDither) zero = _mm256_permutevar8x32_epi32(zero, at);
+            if constexpr (Residual) {
+                if constexpr (Zero) y = _mm256_or_ps(y, _mm256_castsi256_ps(zero));
+                _mm256_store_ps(to, y);
+            } else {
+                __m256i keep = _mm256_set1_epi32(-1);
+                if constexpr (Zero) keep = _mm256_xor_si256(zero, keep);
+                store8<T, kStore>(to, y, keep, streaming);
             }
-            store8<T, kStore>(to, _mm256_mul_ps(y, step), keep, streaming);
         };
         if (kCount == 1 && row & 1) next_hashes();
-        Value* to = out_ + kStride * row;
+        Value* to = out_;
         for (int64_t t = 0; t < rows; ++t) {
             __m256i codes[kCount], zeros[kCount], raw{};
             if constexpr (Raw)
@@ -177,7 +184,7 @@ class ValueRows {
             __m256i escapes = codes8<D, Raw>(slot, raw, codes, zeros);
             if (__builtin_expect(!_mm256_testz_si256(escapes, escapes), 0)) return t;
             // The coder will not write anything for a while: time to fetch what comes then.
-            if (!streaming) {
+            if (!Residual && !streaming) {
                 for (size_t i = 0; i < kStride * sizeof(Value); i += 64)
                     __builtin_prefetch(reinterpret_cast<const char*>(to) + kAhead + i, 1);
             }

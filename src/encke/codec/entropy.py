@@ -1,7 +1,8 @@
 """`entropy`: the codes of `fixed`, coded near their entropy.
 
-The codec for ratio on tensors whose neighbours do not predict each other: deep
-activations, transformers, gradients. Efficient below one bit a value too.
+The codec for ratio at speed. Efficient below one bit a value too. A sample says whether the
+neighbour in the row before predicts a value, as in the feature maps of early layers; then
+what is left over is coded. What more neighbours would save is left to `predict`.
 """
 
 from __future__ import annotations

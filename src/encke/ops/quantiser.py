@@ -32,6 +32,8 @@ class Quantiser(NamedTuple):
     step0/1   the steps of the two tiers, exact in the arithmetic's precision
     limit0/1  the largest |x| of each tier; 0 where a tier is empty
     seed      of the dither, or the divisor of POINTWISE
+    error     the bound itself, for encoders that compare what will be decoded with it;
+              0 where there is none
     """
 
     kind: int
@@ -40,6 +42,7 @@ class Quantiser(NamedTuple):
     limit0: float
     limit1: float
     seed: int
+    error: float = 0.0
 
 
 class _Arithmetic(NamedTuple):
@@ -77,7 +80,7 @@ def linear(error: float, dtype: torch.dtype, *, kind: int = PLAIN, seed: int = 0
     (True, True, True)
     """
     seed = seed & 0xFFFF_FFFF_FFFF_FFFF if kind == DITHER else 0
-    return Quantiser(kind, *_tiers(error, dtype, kind), seed)
+    return Quantiser(kind, *_tiers(error, dtype, kind), seed, error)
 
 
 @functools.lru_cache(maxsize=4096)

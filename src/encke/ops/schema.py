@@ -2,7 +2,7 @@
 
 Eager code calls a backend directly, which is some ten microseconds cheaper. Under
 `torch.compile` the operators stand in the graph instead. A quantiser travels as a tensor
-of five float64 numbers, so that a bound may change from step to step, and may depend on
+of six float64 numbers, so that a bound may change from step to step, and may depend on
 the data, without a recompilation. Sizes of payloads are known only when they have been
 made; in a graph they are unbacked symbols.
 
@@ -53,16 +53,17 @@ def _quantiser(x: Tensor, bound: int, number: float, kind: int) -> Tensor:
         raise BoundError("a fixed rate has no quantiser; use codec='group'")
     if promise.pointwise is not None:
         q = pointwise(promise.pointwise, x.dtype)
-        return torch.tensor([q.kind, q.seed, 0.0, 0.0, 0.0], dtype=torch.float64)
+        return torch.tensor([q.kind, q.seed, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     assert promise.error is not None
-    return torch.tensor(linear(promise.error, x.dtype, kind=kind)[:5], dtype=torch.float64)
+    q = linear(promise.error, x.dtype, kind=kind)
+    return torch.tensor([*q[:5], q.error], dtype=torch.float64)
 
 
 def _read_quantiser(numbers: Tensor, seed: int) -> Quantiser:
-    kind, step0, step1, limit0, limit1 = numbers.tolist()
+    kind, step0, step1, limit0, limit1, error = numbers.tolist()
     if int(kind) == 3:
         return Quantiser(3, 0.0, 0.0, 0.0, 0.0, int(step0))
-    return Quantiser(int(kind), step0, step1, limit0, limit1, _unsigned(seed))
+    return Quantiser(int(kind), step0, step1, limit0, limit1, _unsigned(seed), error)
 
 
 def _fixed_encode(x: Tensor, quantiser: Tensor, seed: int) -> Tensor:
@@ -124,7 +125,7 @@ _KERNELS = {
 
 
 def _fake_quantiser(x: Tensor, bound: int, number: float, kind: int) -> Tensor:
-    return torch.empty(5, dtype=torch.float64, device="cpu")
+    return torch.empty(6, dtype=torch.float64, device="cpu")
 
 
 def _fake_payload(x: Tensor, *_: object) -> Tensor:

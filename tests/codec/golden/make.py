@@ -97,6 +97,7 @@ def cases() -> Iterator[tuple[str, encke.Packed]]:
         packed = encke.compress(rough(333, dtype)[:150], encke.Lossless(), codec="lossless")
         yield f"lossless-{kind}", packed
     yield from planned()
+    yield from lagged()
     for dtype in INTEGERS:
         kind = str(dtype).removeprefix("torch.")
         packed = encke.compress(whole(500, dtype), encke.Lossless(), codec="index")
@@ -127,6 +128,23 @@ def planned() -> Iterator[tuple[str, encke.Packed]]:
             payload = load("reference").predict_encode(x, tuple(x.shape), q, plan)
             kind = str(dtype).removeprefix("torch.")
             yield f"predict-{kind}-{name}", dataclasses.replace(packed, payload=payload)
+
+
+def lagged() -> Iterator[tuple[str, encke.Packed]]:
+    """`entropy` that predicts rows: wide enough for an encoder to look, coarse enough."""
+    for dtype in (torch.float32, torch.float64):
+        x = smooth(90, 110, dtype)
+        x[40:60, 20:30], x[70, 5] = 0, torch.finfo(dtype).max
+        kind = str(dtype).removeprefix("torch.")
+        for name, given in (
+            ("plain", {}),
+            ("dither", {"dither": True, "seed": 6}),
+            ("nonzero", {"keep_nonzero": True}),
+        ):
+            packed = encke.compress(x, encke.Absolute(8.0), codec="entropy", **given)
+            if not packed.payload[7] & 2:
+                raise SystemExit("entropy did not predict; choose another tensor")
+            yield f"entropy-{kind}-rows-{name}", packed
 
 
 def shapes() -> Iterator[tuple[str, encke.Packed]]:

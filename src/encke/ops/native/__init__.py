@@ -60,7 +60,7 @@ class Native:
 
     def entropy_encode(self, x: Tensor, q: Quantiser) -> Tensor:
         return self._taken(
-            self._m.entropy_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype], *q)
+            self._m.entropy_encode(x.data_ptr(), tuple(x.shape), _DTYPES[x.dtype], *q)
         )
 
     def entropy_decode(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from encke.ops.quantiser import DITHER, PLAIN
+from encke.ops.quantiser import DITHER
 from encke.ops.reference import digits, tables
 from encke.ops.reference.coder import Settings
 from encke.ops.reference.digits import LANES, VERBATIM, ZERO, Alphabet
@@ -47,7 +47,9 @@ def count_symbols(symbols: Tensor, number: int) -> Tensor:
     return counts if number == LANES else counts.sum(0, keepdim=True)
 
 
-def choose(chunks: dict[int, Tensor], *, kind: int, seed: int) -> tuple[Settings, Frequencies]:
+def choose(
+    chunks: dict[int, Tensor], *, kind: int, seed: int, marked: bool
+) -> tuple[Settings, Frequencies]:
     """The settings with the fewest symbols among those of nearly the smallest size.
 
     Small digits put several codes into a symbol, which a decoder is quicker with; what
@@ -58,7 +60,7 @@ def choose(chunks: dict[int, Tensor], *, kind: int, seed: int) -> tuple[Settings
     if count == 0:
         return Settings(Alphabet(8), 0, PRECISION, number), [{0: 1 << PRECISION}]
     everything = torch.cat(list(chunks.values()))
-    zero = kind != PLAIN and bool((everything == ZERO).any())
+    zero = marked and bool((everything == ZERO).any())
     candidates: list[tuple[float, Settings, Frequencies]] = []
     for bits in (2, 4, 8):
         alphabet = Alphabet(bits, 0, zero)

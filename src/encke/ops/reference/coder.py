@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from encke.errors import CorruptStreamError
-from encke.ops.quantiser import DITHER, PLAIN
+from encke.ops.quantiser import DITHER
 from encke.ops.reference import digits
 from encke.ops.reference.digits import LANES, Alphabet
 from encke.ops.reference.tables import Lookup
@@ -36,14 +36,14 @@ class Settings(NamedTuple):
         )
 
     @classmethod
-    def from_bytes(cls, own: bytes, *, kind: int) -> Settings:
+    def from_bytes(cls, own: bytes, *, kind: int, marked: bool) -> Settings:
         bits, log_rows, precision, base, number, flags = struct.unpack("<BBBhBB", own)
         sound = (
             bits in (8, 4, 2)
             and log_rows <= 2
             and 8 <= precision <= 12
             and (number == 1 or (number == 8 and kind == DITHER))
-            and (flags == 0 or (flags == 1 and kind != PLAIN))
+            and (flags == 0 or (flags == 1 and marked))
         )
         if not sound:
             raise CorruptStreamError(

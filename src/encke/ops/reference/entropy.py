@@ -9,6 +9,7 @@ from torch import Tensor
 
 from encke.errors import CorruptStreamError
 from encke.ops.quantiser import PLAIN, POINTWISE, Quantiser
+from encke.ops.reference import lag as lagged
 from encke.ops.reference import rans
 from encke.ops.reference.digits import VERBATIM, ZERO
 from encke.ops.reference.quantise import (
@@ -31,7 +32,8 @@ _FARTHEST = 2**30
 
 
 def encode(x: Tensor, q: Quantiser) -> Tensor:
-    """The payload of the values `x`, on their device."""
+    """The payload of the values `x`, on their device; their shape says which are neighbours."""
+    lag = lagged.choose(x, q)
     x = x.reshape(-1)
     device = x.device
     anchor = _anchor(x, q) if q.kind == POINTWISE else 0
@@ -44,15 +46,18 @@ def encode(x: Tensor, q: Quantiser) -> Tensor:
         own_u = u[first : first + values.numel()] if u.dim() else u
         if q.kind == POINTWISE:
             modes[page], found = CODED, _pointwise_codes(values, q, anchor)
+        elif lag is not None:
+            modes[page], found = CODED, lagged.codes(values, q, own_u, lag, first=first)
         else:
             modes[page], found = _linear_codes(values, q, own_u)
-        if bool((found == (0 if q.kind == PLAIN else ZERO)).all()):
+        if bool((found == (0 if q.kind == PLAIN and lag is None else ZERO)).all()):
             modes[page] = MODE_ZERO
         elif int((found == VERBATIM).sum()) * 4 > values.numel():
             modes[page] = MODE_VERBATIM
         else:
             codes[page] = found
-    coded = rans.encode_chunks(codes, kind=q.kind, seed=q.seed)
+    marked = q.kind != PLAIN or lag is not None
+    coded = rans.encode_chunks(codes, kind=q.kind, seed=q.seed, marked=marked)
     chunks: list[Tensor] = []
     for page, values in pages.items():
         parts = [rans.mode_bytes(modes[page], device)]
@@ -63,9 +68,14 @@ def encode(x: Tensor, q: Quantiser) -> Tensor:
         shorter = sum(p.numel() for p in parts) <= sum(p.numel() for p in verbatim)
         chosen = parts if shorter and modes[page] != MODE_VERBATIM else verbatim
         chunks.append(torch.cat(chosen))
-    head = write_parameters(q, coded.own)
+    own = coded.own
+    if lag is not None:
+        own = own[:6] + bytes([own[6] | lagged.FLAG])
+    head = write_parameters(q, own)
     if pages and q.kind == POINTWISE:
         head += struct.pack("<Q", anchor)
+    if lag is not None:
+        head += lag.to_bytes()
     start = torch.tensor(list(head), dtype=torch.uint8, device=device)
     return torch.cat([start, rans.join(coded.tables, chunks, device)]) if pages else start
 
@@ -103,8 +113,9 @@ def decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """The `count` values of a payload; `CorruptStreamError` if it cannot be one."""
     q, own = read_parameters(payload, dtype)
     body = payload[PARAMETER_BYTES:]
+    predicts = lagged.applies(dtype, q.kind) and bool(own[6] & lagged.FLAG)
     if count == 0:
-        if body.numel():
+        if body.numel() or predicts:
             raise CorruptStreamError(f"payload has {body.numel()} bytes too many for no values")
         return torch.empty(0, dtype=dtype, device=payload.device)
     anchor = 0
@@ -113,8 +124,19 @@ def decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
             raise CorruptStreamError("payload ends before the level its codes count from")
         (anchor,) = struct.unpack("<Q", bytes(body[:8].tolist()))
         body = body[8:]
+    lag = None
+    if predicts:
+        lag = lagged.Lag.from_bytes(bytes(body[: lagged.BYTES].tolist()))
+        body = body[lagged.BYTES :]
+        own = own[:6] + bytes([own[6] & ~lagged.FLAG])
     chunks = rans.decode_chunks(
-        own, body, count, kind=q.kind, seed=q.seed, verbatim_bytes=dtype.itemsize
+        own,
+        body,
+        count,
+        kind=q.kind,
+        seed=q.seed,
+        verbatim_bytes=dtype.itemsize,
+        marked=q.kind != PLAIN or predicts,
     )
     u = dither_of(q, count, dtype, payload.device)
     out = torch.zeros(count, dtype=PATTERN[dtype], device=payload.device)
@@ -122,14 +144,20 @@ def decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         here = slice(page * rans.CHUNK, page * rans.CHUNK + chunk.size)
         if chunk.codes is not None:
             own_u = u[here] if u.dim() else u
-            out[here] = _chunk_patterns(chunk, q, anchor, own_u, dtype)
+            out[here] = _chunk_patterns(chunk, q, anchor, own_u, dtype, lag, here.start)
         elif chunk.mode == MODE_VERBATIM:
             out[here] = chunk.rest.clone().view(PATTERN[dtype])
     return out.view(dtype)
 
 
 def _chunk_patterns(
-    chunk: rans.Chunk, q: Quantiser, anchor: int, u: Tensor, dtype: torch.dtype
+    chunk: rans.Chunk,
+    q: Quantiser,
+    anchor: int,
+    u: Tensor,
+    dtype: torch.dtype,
+    lag: lagged.Lag | None,
+    first: int,
 ) -> Tensor:
     """The bit patterns of a coded chunk's values."""
     assert chunk.codes is not None
@@ -142,6 +170,8 @@ def _chunk_patterns(
     else:
         step = q.step0 if chunk.mode == CODED else q.step1
         values = linear_values(codes, q.kind, step, u, dtype)
+        if lag is not None:
+            values = lagged.values_of(values, coded, lag, first=first)
     patterns = torch.where(coded, pattern(values), 0)
     patterns[chunk.codes == VERBATIM] = chunk.rest.clone().view(PATTERN[dtype])
     return patterns

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from encke.errors import CorruptStreamError
+from encke.ops.quantiser import PLAIN
 from encke.ops.reference import digits, tables
 from encke.ops.reference.choice import choose, symbols_of
 from encke.ops.reference.coder import LOWEST, Settings, decode_rows, encode_rows
@@ -39,9 +40,16 @@ class Coded(NamedTuple):
     bodies: dict[int, Tensor]
 
 
-def encode_chunks(chunks: dict[int, Tensor], *, kind: int, seed: int) -> Coded:
-    """Each chunk (page → int32 codes) after its mode and up to its exceptions."""
-    settings, frequencies = choose(chunks, kind=kind, seed=seed)
+def encode_chunks(
+    chunks: dict[int, Tensor], *, kind: int, seed: int, marked: bool | None = None
+) -> Coded:
+    """Each chunk (page → int32 codes) after its mode and up to its exceptions.
+
+    `marked` says whether zeros may have a digit of their own; unless given, in every kind
+    but plain.
+    """
+    marked = kind != PLAIN if marked is None else marked
+    settings, frequencies = choose(chunks, kind=kind, seed=seed, marked=marked)
     bodies: dict[int, Tensor] = {}
     for pages in _batches({page: codes.numel() for page, codes in chunks.items()}):
         parts = [
@@ -121,13 +129,22 @@ def decode_codes(own: bytes, body: Tensor, count: int, *, kind: int, seed: int) 
 
 
 def decode_chunks(
-    own: bytes, body: Tensor, count: int, *, kind: int, seed: int, verbatim_bytes: int
+    own: bytes,
+    body: Tensor,
+    count: int,
+    *,
+    kind: int,
+    seed: int,
+    verbatim_bytes: int,
+    marked: bool | None = None,
 ) -> list[Chunk]:
     """The chunks of tables, lengths and chunks, each checked for its length.
 
     `verbatim_bytes` is what a verbatim value takes; 0 if the stage holds codes only.
+    `marked` as in `encode_chunks`.
     """
-    settings = Settings.from_bytes(own, kind=kind)
+    marked = kind != PLAIN if marked is None else marked
+    settings = Settings.from_bytes(own, kind=kind, marked=marked)
     head = bytes(body[: settings.tables * tables.LONGEST].tolist())
     frequencies, used = tables.read(
         head, settings.tables, precision=settings.precision, alphabet=settings.alphabet
