@@ -17,6 +17,8 @@ constexpr bool kPredicts = sizeof(typename T::Value) >= 4 && Kind != ENCKE_POINT
 // Codes on which predicting is tried, and what share of the bits it may leave.
 constexpr int64_t kTrial = int64_t{1} << 15;
 constexpr double kEnough = 0.97;
+// Bits a value that need no trial.
+constexpr double kClear = 0.3;
 
 template <class T>
 uint64_t pointwise_center(const typename T::Value* x, int64_t count, uint64_t divisor) {
@@ -47,10 +49,13 @@ int encode_all(const Source& source, const typename Source::Value* x, int64_t co
     if (!room) return ENCKE_NO_MEMORY;
     int32_t* sample = reinterpret_cast<int32_t*>(room);
     int64_t groups = 0;
-    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
-        source.sample(x, first, n, sample + 8 * groups);
-        groups += n / 8;
-    });
+    for_sample(
+        x, sizeof *x, count,
+        [&](int64_t first, int64_t n) {
+            source.sample(x, first, n, sample + 8 * groups);
+            groups += n / 8;
+        },
+        source.lag(), Source::kThin);
     if (groups == 0) {  // fewer than eight values
         source.sample(x, 0, count, sample);
         groups = fill_up(sample);
@@ -101,13 +106,16 @@ int encode_all(const Source& source, const typename Source::Value* x, int64_t co
 template <class Source>
 double trial(const Source& source, const typename Source::Value* x, int64_t count, int kind,
              int32_t* codes) {
-    const int64_t skip = (sample_size(count) + kTrial - 1) / kTrial;
-    int64_t run = 0, groups = 0;
-    for_sample(x, sizeof *x, count, [&](int64_t first, int64_t n) {
-        if (run++ % skip) return;
-        source.sample(x, first, n, codes + 8 * groups);
-        groups += n / 8;
-    });
+    const int64_t thin = (sample_size(count) + kTrial - 1) / kTrial;
+    int64_t groups = 0;
+    for_sample(
+        x, sizeof *x, count,
+        [&](int64_t first, int64_t n) {
+            if (groups * kLanes + n > kTrial) return;
+            source.sample(x, first, n, codes + 8 * groups);
+            groups += n / 8;
+        },
+        source.lag(), thin);
     return Planner(codes, groups, count, kind).choose().cost;
 }
 
@@ -126,15 +134,18 @@ int encode_kind(const typename T::Value* x, const int64_t* shape, int ndim,
         return ENCKE_OK;
     }
     if constexpr (kPredicts<T, Kind>) {
-        const Lag lag = LagChoice(x, count, q).choose(shape, ndim);
+        double gain = 0;
+        const Lag lag = LagChoice(x, count, q).choose(shape, ndim, gain);
         if (lag.distance) {
             const LaggedSource<T, Kind> lagged(q, lag);
             Bytes memory;
             uint8_t* room = memory.reserve(4 * (kTrial + 2 * kSampleRun));
             if (!room) return ENCKE_NO_MEMORY;
             int32_t* codes = reinterpret_cast<int32_t*>(room);
-            const double direct = trial(DirectSource<T, Kind>(q, 0), x, count, Kind, codes);
-            if (trial(lagged, x, count, Kind, codes) < kEnough * direct)
+            // With dither the errors are as the estimate takes them to be.
+            if ((Kind == ENCKE_DITHER && gain > kClear) ||
+                trial(lagged, x, count, Kind, codes) <
+                    kEnough * trial(DirectSource<T, Kind>(q, 0), x, count, Kind, codes))
                 return encode_all(lagged, x, count, Kind, q, to);
         }
     }

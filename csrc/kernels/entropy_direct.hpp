@@ -19,6 +19,8 @@ class DirectSource {
 
     static constexpr uint8_t kFlags = 0;
     static constexpr int kExtra = kPointwise ? 8 : 0;
+    static constexpr int64_t kThin = 1;
+    static int64_t lag() { return 0; }
     void write_extra(uint8_t* to) const {
         if constexpr (kPointwise) write<uint64_t>(to, center_);
     }

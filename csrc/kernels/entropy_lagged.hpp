@@ -18,6 +18,8 @@ class LaggedSource {
 
     static constexpr uint8_t kFlags = Lag::kFlag;
     static constexpr int kExtra = Lag::kBytes;
+    static constexpr int64_t kThin = 2;  // its samples take twice the time
+    int64_t lag() const { return lag_.distance; }
     void write_extra(uint8_t* to) const { lag_.write_to(to); }
 
     // Codes of the n values, at most kMost, that x has from `first` on, about as they will be:
@@ -34,7 +36,7 @@ class LaggedSource {
             const int64_t last = n < block + kBlock ? n : block + kBlock;
             for (int64_t k = begin > block ? begin : block; k < last; ++k) {
                 const Value v = x[first + k - lag_.distance];
-                const bool predicts = v != 0 && v - v == 0;
+                const bool predicts = (v != 0) & (v - v == 0);
                 before[k] = predicts ? v + noise.u[k - block] * codes_.step(0) : Value(0);
             }
         }

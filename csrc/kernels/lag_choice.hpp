@@ -25,9 +25,10 @@ class LagChoice {
 
     // The best among the strides of the dimensions, of which the first varies slowest; none if
     // no prediction is worth its time.
-    Lag choose(const int64_t* shape, int ndim) const {
+    // Sets `most` to the bits a value that it saves.
+    Lag choose(const int64_t* shape, int ndim, double& most) const {
         Lag best;
-        double most = kWorth;
+        most = kWorth;
         if (count_ * static_cast<int64_t>(sizeof(Real)) < kLeastBytes || noise_ <= 0)
             return best;
         int64_t stride = 1;

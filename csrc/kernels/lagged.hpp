@@ -205,9 +205,10 @@ class LaggedCodes {
             __m256 good =
                 _mm256_cmp_ps(_mm256_and_ps(_mm256_sub_ps(y, v), unsign), allowed, _CMP_LE_OQ);
             if constexpr (Calm) {
-                // Neither is zero if their product is not.
-                const __m256 both = _mm256_cmp_ps(_mm256_mul_ps(y, v), nothing, _CMP_NEQ_OQ);
-                good = _mm256_and_ps(good, both);
+                // Neither is zero if their product is not; in kind plain a value may become it.
+                const __m256 both = Kind == ENCKE_PLAIN ? v : _mm256_mul_ps(y, v);
+                const __m256 some = _mm256_cmp_ps(both, nothing, _CMP_NEQ_OQ);
+                good = _mm256_and_ps(good, some);
                 good_ones = _mm256_and_si256(good_ones, _mm256_castps_si256(good));
             } else {
                 const __m256 zero = _mm256_cmp_ps(v, nothing, _CMP_EQ_OQ);

@@ -48,9 +48,11 @@ inline int64_t run_start(int64_t count, int64_t runs, int64_t r) {
 
 // Short runs of values at even distances, each moved at random within its stretch: evenly
 // spaced ones would meet the same few channels again and again. Calls f(first, length).
-// `x` are the values, `each` bytes long: what comes soon is fetched ahead.
+// `x` are the values, `each` bytes long: what comes soon is fetched ahead, and what lies `lag`
+// values before it. Of a large tensor, only one run in `thin` is taken.
 template <class F>
-void for_sample(const void* x, size_t each, int64_t count, F f) {
+void for_sample(const void* x, size_t each, int64_t count, F f, int64_t lag = 0,
+                int64_t thin = 1) {
     if (sample_size(count) == count) {
         for (int64_t first = 0; first + 8 <= count; first += kSampleRun) {
             int64_t left = (count - first) & ~int64_t{7};
@@ -59,13 +61,16 @@ void for_sample(const void* x, size_t each, int64_t count, F f) {
         return;
     }
     constexpr int64_t kAhead = 4;
-    const int64_t runs = sample_size(count) / kSampleRun;
+    const int64_t runs = sample_size(count) / kSampleRun / thin;
     int64_t starts[kAhead];
     auto expect = [&](int64_t r) {
         starts[r % kAhead] = run_start(count, runs, r);
         const char* from =
             static_cast<const char*>(x) + static_cast<size_t>(starts[r % kAhead]) * each;
         for (size_t i = 0; i < kSampleRun * each; i += 64) __builtin_prefetch(from + i);
+        if (lag && starts[r % kAhead] >= lag)
+            for (size_t i = 0; i < kSampleRun * each; i += 64)
+                __builtin_prefetch(from - static_cast<size_t>(lag) * each + i);
     };
     for (int64_t r = 0; r < kAhead && r < runs; ++r) expect(r);
     for (int64_t r = 0; r < runs; ++r) {
