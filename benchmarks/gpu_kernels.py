@@ -2,9 +2,10 @@
 
     make gpu-check
 
-writes benchmarks/results/gpu_kernels.csv; rows of the kernels as they are now stay. Registers, spills and shared memory are what the
-vendor's assembler reports for the compiled kernel. Bytes moved and the time that follows
-from them are derived, not measured: see `Traffic`. benchmarks/gpu.py measures.
+writes benchmarks/results/gpu_kernels.csv; rows of the kernels as they are now stay. Registers,
+spills and shared memory are what the vendor's assembler reports for the compiled kernel. Bytes
+moved and the time that follows from them are derived, not measured: see `Traffic`.
+benchmarks/gpu.py measures.
 """
 
 from __future__ import annotations
