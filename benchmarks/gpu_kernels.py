@@ -2,9 +2,10 @@
 
     make gpu-check
 
-writes benchmarks/results/gpu_kernels.csv. Registers, spills and shared memory are what the
-vendor's assembler reports for the compiled kernel. Bytes moved and the time that follows
-from them are derived, not measured: see `Traffic`. benchmarks/gpu.py measures.
+writes benchmarks/results/gpu_kernels.csv; rows of the kernels as they are now stay. Registers,
+spills and shared memory are what the vendor's assembler reports for the compiled kernel. Bytes
+moved and the time that follows from them are derived, not measured: see `Traffic`.
+benchmarks/gpu.py measures.
 """
 
 from __future__ import annotations
@@ -411,17 +412,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kernels whose name holds this; no file")
     arguments = parser.parse_args()
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError:
         print("Triton is not installed: pip install 'encke[gpu]'", file=sys.stderr)
         return 1
-    rows = []
+    before = {_key(known): known for known in _known_rows()}
+    rows: list[dict[str, object]] = []
     for variant in variants():
         if arguments.only not in variant.kernel:
             continue
         for target in TARGETS:
-            rows.append(row(variant, target))
-            shown = rows[-1]
+            key = variant.kernel, variant.name, target, source_digest(), triton.__version__
+            shown = before.get(key) or row(variant, target)
+            rows.append(shown)
+            if key not in before and not arguments.only:
+                before[key] = shown
+                _write(list(before.values()))  # an interrupted run goes on from here
             print(
                 f"{variant.kernel:<13} {variant.name:<28} {target:<7} "
                 f"{shown['registers']:>4} registers, {shown['spilled_bytes']:>4} spilled, "
@@ -429,11 +435,28 @@ def main() -> int:
                 flush=True,
             )
     if not arguments.only:
-        with TABLE.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
+        _write(rows)
     return 0
+
+
+def _key(known: dict[str, object]) -> tuple[object, ...]:
+    return tuple(known[c] for c in ("kernel", "variant", "target", "source", "triton"))
+
+
+def _known_rows() -> list[dict[str, object]]:
+    if not TABLE.exists():
+        return []
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))  # type: ignore[arg-type]
+
+
+def _write(rows: list[dict[str, object]]) -> None:
+    part = TABLE.with_suffix(".part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+    part.replace(TABLE)
 
 
 if __name__ == "__main__":

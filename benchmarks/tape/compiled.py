@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet18": ("resnet18", {}, 16),
     "gpt": ("gpt", {}, 8),
     "gpt, 2 layers": ("gpt", {"n_layer": 2}, 8),
+    "gpt, 2 layers of 192": ("gpt", {"n_layer": 2, "n_embd": 192, "n_head": 3}, 8),
 }
 BUDGETS = {f"compiled, budget {share:g}": share for share in (0.5, 0.2, 0.0)}
 WAYS = (

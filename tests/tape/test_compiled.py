@@ -235,6 +235,18 @@ def test_a_relus_bits_are_taken_from_the_values_that_the_next_layer_reads() -> N
         assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))  # type: ignore[union-attr]
 
 
+def test_parts_of_a_larger_tensor_are_packed_without_the_rest() -> None:
+    model, x = case("text")
+    tape = encke.attach(model, policy=LOSSY)
+    run = compiled(model)
+    loss = run(x).square().mean()
+    heads = [r for r in tape.records if len(r.shape) == 4]
+    assert len(heads) >= 2 * 3  # queries, keys and values of two layers
+    assert all(r.how == "lossy" for r in heads)
+    loss.backward()
+    assert tape.stored_bytes == 0
+
+
 def test_bounds_that_change_compile_nothing_anew() -> None:
     model, x = case("images")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
