@@ -1,8 +1,8 @@
 """An all-to-all of bytes, cut in pieces of which a few are under way at a time.
 
 Where much travels both ways over one TCP connection, an all-to-all of megabytes takes up to
-twice as long as the link needs, presumably because acknowledgements queue behind the data of the
-other direction. Pieces keep both directions busy (docs/wire.md has the figures).
+twice as long as the link needs, presumably because acknowledgements queue behind the data of
+the other direction. Pieces keep both directions busy (docs/wire.md has the figures).
 """
 
 from __future__ import annotations
