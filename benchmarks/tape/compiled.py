@@ -190,7 +190,8 @@ def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
             row["graphs"] = len(tape.graphs)
         else:
             row["plain_bytes"], row["stored_bytes"] = _held(bench, mine)
-        row["ratio"] = row["plain_bytes"] / row["stored_bytes"]
+        if row["stored_bytes"]:  # a budget of 0 keeps nothing but the inputs
+            row["ratio"] = row["plain_bytes"] / row["stored_bytes"]
         with Peak(every=0.001) as curve:
             mine.step(batches[3])
         settled_allocator()
