@@ -18,3 +18,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before is used, and nothing is left to others."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
