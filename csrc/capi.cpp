@@ -79,6 +79,24 @@ int encke_affine_where(const void* x, const uint8_t* bits, int64_t size, const f
                                          count);
 }
 
+int64_t encke_gated_count(const uint8_t* bits, int64_t size, int64_t count) {
+    return encke::kernels().gated_count(bits, size, count);
+}
+
+int encke_gated_close(const void* x, const uint8_t* bits, int64_t size, const float* gain,
+                      const float* shift, int64_t channels, int64_t inner, int64_t count,
+                      void* out, int64_t chosen, double* sums) {
+    return encke::kernels().gated_close(x, bits, size, gain, shift, channels, inner, count, out,
+                                        chosen, sums);
+}
+
+int encke_gated_open(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+                     const float* gain, const float* shift, const float* other,
+                     int64_t channels, int64_t inner, void* out, int64_t count) {
+    return encke::kernels().gated_open(values, chosen, bits, size, gain, shift, other, channels,
+                                       inner, out, count);
+}
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype) {
     return sized(encke::kernels().index_encode(x, count, dtype, result));
 }

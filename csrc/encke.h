@@ -71,6 +71,17 @@ int encke_affine_where(const void* x, const uint8_t* bits, int64_t size, const f
                        const float* shift, int64_t channels, int64_t inner, void* out,
                        int64_t count);
 
+// The values whose bit is set, as x * gain[c] + shift[c], closed up; `chosen` is what
+// encke_gated_count finds, and sums gets each channel's count, then sum, then sum of squares.
+// Back: bit ? next * gain[c] + shift[c] : other[c].
+int64_t encke_gated_count(const uint8_t* bits, int64_t size, int64_t count);
+int encke_gated_close(const void* x, const uint8_t* bits, int64_t size, const float* gain,
+                      const float* shift, int64_t channels, int64_t inner, int64_t count,
+                      void* out, int64_t chosen, double* sums);
+int encke_gated_open(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+                     const float* gain, const float* shift, const float* other,
+                     int64_t channels, int64_t inner, void* out, int64_t count);
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype);
 int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                        int dtype);

@@ -25,6 +25,11 @@ struct Kernels {
     int (*positive_decode)(const uint8_t*, int64_t, void*, int64_t);
     int (*affine_where)(const void*, const uint8_t*, int64_t, const float*, const float*,
                         int64_t, int64_t, void*, int64_t);
+    int64_t (*gated_count)(const uint8_t*, int64_t, int64_t);
+    int (*gated_close)(const void*, const uint8_t*, int64_t, const float*, const float*,
+                       int64_t, int64_t, int64_t, void*, int64_t, double*);
+    int (*gated_open)(const void*, int64_t, const uint8_t*, int64_t, const float*, const float*,
+                      const float*, int64_t, int64_t, void*, int64_t);
 };
 
 }  // namespace encke

@@ -120,6 +120,33 @@ NB_MODULE(_native, m) {
         },
         Release());
     m.def(
+        "gated_count",
+        [](uintptr_t p, int64_t size, int64_t count) {
+            return encke_gated_count(bytes(p), size, count);
+        },
+        Release());
+    m.def(
+        "gated_close",
+        [](uintptr_t x, uintptr_t p, int64_t size, uintptr_t gain, uintptr_t shift,
+           int64_t channels, int64_t inner, int64_t count, uintptr_t y, int64_t chosen,
+           uintptr_t sums) {
+            return encke_gated_close(in(x), bytes(p), size, static_cast<const float*>(in(gain)),
+                                     static_cast<const float*>(in(shift)), channels, inner,
+                                     count, out(y), chosen, static_cast<double*>(out(sums)));
+        },
+        Release());
+    m.def(
+        "gated_open",
+        [](uintptr_t v, int64_t chosen, uintptr_t p, int64_t size, uintptr_t gain,
+           uintptr_t shift, uintptr_t other, int64_t channels, int64_t inner, uintptr_t y,
+           int64_t count) {
+            return encke_gated_open(
+                in(v), chosen, bytes(p), size, static_cast<const float*>(in(gain)),
+                static_cast<const float*>(in(shift)), static_cast<const float*>(in(other)),
+                channels, inner, out(y), count);
+        },
+        Release());
+    m.def(
         "index_encode",
         [](uintptr_t x, int64_t count, int dtype) {
             return encke_index_encode(in(x), count, dtype);

@@ -1,23 +1,13 @@
 // ReLU's side of the tape, for float32: the sign of a tensor as bits, the bits as ones and
 // zeros, and the output of norm and ReLU from the norm's input and those bits. One pass each,
 // where torch would take three. Bits lie as in codec `mask` (docs/format.md, section 10).
+#include "kernels/bits.hpp"
 #include "kernels/chunks.hpp"
 #include "kernels/entries.hpp"
 
 namespace encke::ENCKE_ISA {
 
 namespace {
-
-inline bool bit(const uint8_t* bits, int64_t i) { return bits[i / 8] >> i % 8 & 1; }
-
-#ifdef __AVX2__
-// Eight bits as eight masks of 32.
-inline __m256 lanes_of(uint8_t bits) {
-    const __m256i own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    __m256i v = _mm256_and_si256(_mm256_set1_epi32(bits), own);
-    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(v, own));
-}
-#endif
 
 // Values [begin, end) that share gain and shift.
 void affine_run(const float* x, const uint8_t* bits, float gain, float shift, int64_t begin,
@@ -85,7 +75,7 @@ int positive_encode(const void* x, int64_t count, Parts& to) {
 }
 
 int positive_decode(const uint8_t* bits, int64_t size, void* out, int64_t count) {
-    if (size != count / 8 + (count % 8 != 0)) return ENCKE_CORRUPT;
+    if (!has_size(size, count)) return ENCKE_CORRUPT;
     float* y = static_cast<float*>(out);
     return for_values(count, [&](int64_t begin, int64_t end) {
         int64_t i = begin;
@@ -101,7 +91,7 @@ int positive_decode(const uint8_t* bits, int64_t size, void* out, int64_t count)
 int affine_where(const void* x, const uint8_t* bits, int64_t size, const float* gain,
                  const float* shift, int64_t channels, int64_t inner, void* out,
                  int64_t count) {
-    if (size != count / 8 + (count % 8 != 0)) return ENCKE_CORRUPT;
+    if (!has_size(size, count)) return ENCKE_CORRUPT;
     if (channels <= 0 || inner <= 0 || count % (channels * inner)) return ENCKE_BAD_ARGUMENT;
     const float* from = static_cast<const float*>(x);
     float* y = static_cast<float*>(out);
@@ -110,13 +100,9 @@ int affine_where(const void* x, const uint8_t* bits, int64_t size, const float* 
             affine_rows(from, bits, gain, shift, channels, begin, end, y);
             return;
         }
-        for (int64_t i = begin; i < end;) {
-            int64_t plane = i / inner, stop = (plane + 1) * inner;
-            int64_t c = plane % channels;
-            if (stop > end) stop = end;
+        for_runs(begin, end, channels, inner, [&](int64_t i, int64_t stop, int64_t c) {
             affine_run(from, bits, gain[c], shift[c], i, stop, y);
-            i = stop;
-        }
+        });
     });
 }
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from encke.bound import Absolute, RmsRelative
 from encke.control.allocate import Demand, water_fill
+from encke.control.gates import Gates
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
 from encke.control.theory import signal_share
@@ -42,6 +43,7 @@ class Adaptive:
     guard      steps between comparisons with the true gradient; 0 for none
     prefer     "balance" takes entropy coding, "ratio" tries every codec on each tensor now
                and then (prediction among them, which is slower), "speed" fixed-length blocks
+    gate       whether a batch norm's input is kept only where the ReLU behind it passes
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Adaptive:
         dither: bool = True,
         prefer: Literal["balance", "ratio", "speed"] = "balance",
         derive: bool = True,
+        gate: bool = True,
     ) -> None:
         if not 0 < tolerance <= 1:
             raise UnsupportedError(
@@ -72,10 +75,12 @@ class Adaptive:
             )
         self._options = {"dither": dither, "codec": _CODECS[prefer], "derive": derive}
         self._parameters = dict(model.named_parameters()) if model is not None else {}
+        self.gate = gate
         self.bounds: dict[str, float] = {}
         self.sensitivity: dict[str, float] = {}
         self.values: dict[str, int] = {}
         self._largest: dict[str, float] = {}
+        self.gates = Gates()
         self._effects: list[Effect] = []
         self._observing = False
         self._step = 0
@@ -110,6 +115,7 @@ class Adaptive:
             observe=self._observing or bound is None,
             check=bound is not None and self.guard.checks(name),
             normalise=True,
+            gate=self.gate and (self._observing or self.gates.is_open(name)),
             why="" if bound is None else self._why(name, bound),
             **self._options,  # type: ignore[arg-type]
         )
@@ -167,6 +173,12 @@ class Adaptive:
                 continue
             upstream = sum(share for order, share in self._shares if order < effect.order)
             relative = effect.stream * max(upstream, 1.0)
+            if effect.left_out > 0:
+                self.gates.see(
+                    str(effect.site),
+                    variance=effect.left_out * max(upstream, 1.0),
+                    blocked=effect.blocked,
+                )
             scale = scales.get(effect.parameter or "", 0.0)
             if scale > 0:
                 relative += effect.predicted / scale
@@ -186,6 +198,9 @@ class Adaptive:
             if math.isfinite(found)
         }
         variance = self.tolerance * self._gradients
+        if self.gates:
+            self.gates.decide(demands, water_fill(demands, variance=variance), variance)
+            variance -= self.gates.variance
         self.bounds = {
             name: bound
             for name, bound in water_fill(demands, variance=variance).items()
@@ -212,6 +227,7 @@ class Adaptive:
             "sensitivity": dict(self.sensitivity),
             "values": dict(self.values),
             "largest": dict(self._largest),
+            "gates": self.gates.state_dict(),
             "reference": dict(self.reference.squares),
             "guard": self.guard.state_dict(),
             # Between an observed step and the next, what was seen is not yet learnt from.
@@ -227,6 +243,7 @@ class Adaptive:
         self.sensitivity = dict(state["sensitivity"])
         self.values = dict(state["values"])
         self._largest = dict(state["largest"])
+        self.gates.load_state_dict(state.get("gates", {}))
         self.reference.squares = dict(state["reference"])
         self.guard.load_state_dict(state["guard"])
         self._observing = state.get("observing", False)

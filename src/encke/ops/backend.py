@@ -56,5 +56,17 @@ class Backend(Protocol):
         self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
     ) -> Tensor: ...
 
+    def gated_close(
+        self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
+    ) -> tuple[Tensor, Tensor]: ...
+    def gated_open(
+        self,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor, Tensor],
+        inner: int,
+        shape: tuple[int, ...],
+    ) -> Tensor: ...
+
     def index_encode(self, x: Tensor) -> Tensor: ...
     def index_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
 def statistics(node: Any, op: str) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def channels_of(node: Any, op: str, role: str, t: Tensor) -> Channels | None:
 
     Not in half precision, whose rounding on the way there and back would add to the error.
     """
-    if op not in _NORMS or role != "input" or t.dtype not in (torch.float32, torch.float64):
+    if op not in NORMS or role != "input" or t.dtype not in (torch.float32, torch.float64):
         return None
     mean, spread = statistics(node, op)
     return Channels(mean.to(t.dtype), spread.to(t.dtype), t.ndim)
@@ -43,6 +43,19 @@ class Channels:
         self._mean = mean.detach().view(1, -1, *(1,) * (dimensions - 2))
         self._spread = spread.detach().view_as(self._mean)
         self._shift = -self._mean * self._spread
+
+    @property
+    def gain(self) -> Tensor:
+        return self._spread.flatten()
+
+    @property
+    def shift(self) -> Tensor:
+        return self._shift.flatten()
+
+    @property
+    def back(self) -> tuple[Tensor, Tensor]:
+        """Gain and shift of the way back, channel by channel."""
+        return 1 / self._spread.flatten(), self._mean.flatten()
 
     def normalise(self, x: Tensor) -> Tensor:
         """Values of mean zero and variance one in every channel."""

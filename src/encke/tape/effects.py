@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from encke.tape import products
+from encke.tape.channels import NORMS
 from encke.tape.graph import kept_for, leaf_behind, op_name, running_node
 from encke.tape.kept import Source, Whole, Window
 from encke.tape.protocol import Effect, Site
@@ -95,6 +96,9 @@ class Probe:
         elif slot.error > 0:
             again = noise.during(lambda: node(*received))
             known["probed"], known["stream"] = difference(returned, _tuple(again), mine, onward)
+        if slot.gate is not None and not fan and consumer.op in NORMS:
+            known["left_out"] = slot.gate.left_out(node._saved_weight, returned)
+            known["blocked"] = slot.gate.values - slot.values
         if slot.check is not None:
             exact = slot.check
             slot.noise = lambda _: exact
@@ -128,6 +132,8 @@ class Noise:
             error.masked_fill_(decoded == 0, 0)
         if self._slot.channels is not None:
             self._slot.channels.widen(error)
+        if self._slot.gate is not None:
+            error.masked_fill_(self._slot.gate.blocked(), 0)
         return error.add_(decoded)
 
     def during(self, call: Callable[[], Any]) -> Any:

@@ -18,6 +18,7 @@ from encke.tape import graph, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
+from encke.tape.gate import Gate
 from encke.tape.kept import (
     Derived,
     Integers,
@@ -28,12 +29,13 @@ from encke.tape.kept import (
     Whole,
 )
 from encke.tape.lane import Lanes, Parcel
-from encke.tape.ledger import Held, Ledger, SavedStorage
+from encke.tape.ledger import Held, Ledger, SavedStorage, WaitingHeld
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
 from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
+from encke.tape.waiting import Norm, Waiting
 
 #: Tensors of fewer bytes stay as they are: a header would eat what is saved.
 SMALL = 4096
@@ -54,6 +56,7 @@ class Keeping:
         self.step = 0
         self.order = 0
         self.packed: list[Callable[[Slot, Tensor], None]] = []
+        self.waiting = Waiting()
         self._choices = Choices()
         self._lanes: Lanes | None = None
         self._unsettled: deque[weakref.ref[Unsettled]] = deque()
@@ -81,7 +84,9 @@ class Keeping:
             return self._constant(site, t, storage)
         if t.dtype not in FLOATS:
             return self._as_it_is(site, t, storage, f"{t.dtype} values")
-        return self._values(site, t, storage, channels_of(node, site.op, site.role, t))
+        return self._values(
+            site, t, storage, node=node, channels=channels_of(node, site.op, site.role, t)
+        )
 
     def _integers(self, site: Site, t: Tensor) -> Source:
         once = store.unexpanded(t)
@@ -91,7 +96,13 @@ class Keeping:
         return self._noted(source, site, t, source.nbytes, "narrowed")
 
     def _values(
-        self, site: Site, t: Tensor, storage: SavedStorage, channels: Channels | None = None
+        self,
+        site: Site,
+        t: Tensor,
+        storage: SavedStorage,
+        *,
+        node: Any = None,
+        channels: Channels | None = None,
     ) -> Source:
         once = store.unexpanded(t)
         if once is not None:
@@ -124,19 +135,71 @@ class Keeping:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
+        if channels is not None and self._may_gate(treatment, t):
+            return self._wait(node, site, t, storage, treatment, channels)
         slot = self.pack(site, t, treatment, channels=channels)
-        for see in self.packed:
-            see(slot, t)
-        slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
-        if treatment.check:
-            slot.check = t.detach()
-            slot.checked = storage.hold()
+        self._watched(slot, t, storage, treatment)
         store.remember(storage, geometry, slot)
         sides = store.find_sides(storage, geometry)
         if sides is not None and slot.exact_zeros:
             self.records.follow(sides.site, slot.site)
             sides.follow(Whole(slot))
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
+
+    def _watched(
+        self, slot: Slot, t: Tensor, storage: SavedStorage, treatment: Treatment
+    ) -> None:
+        """Let those see it who asked to, and note what backward is to find out."""
+        for see in self.packed:
+            see(slot, t)
+        slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
+        if treatment.check:
+            slot.check = t.detach()
+            slot.checked = storage.hold()
+
+    def _may_gate(self, treatment: Treatment, t: Tensor) -> bool:
+        """Whether a norm's input may be kept only where a ReLU passes: on the host, packed."""
+        return (
+            treatment.gate
+            and treatment.normalise
+            and treatment.bound is not None
+            and not isinstance(treatment.bound, Lossless)
+            and not treatment.offload
+            and self._lanes is None
+            and t.device.type == "cpu"
+            and store.is_dense(t)
+        )
+
+    def _wait(
+        self,
+        node: Any,
+        site: Site,
+        t: Tensor,
+        storage: SavedStorage,
+        treatment: Treatment,
+        channels: Channels,
+    ) -> Source:
+        """A norm's input, held as it is until it is known whether a ReLU follows."""
+        exact, held = t.detach(), WaitingHeld(self.ledger, t.numel() * t.element_size())
+        slot = Slot.exact(site, t, held, recent=self.recent, why="waits for its ReLU")
+        slot.observed = treatment.observe or treatment.check
+        source = Whole(slot)
+
+        def pack(sides: Sides | None) -> None:
+            gate = None
+            if sides is not None and not slot.is_shared and Gate.fits(sides, exact):
+                gate = Gate(sides, exact, channels, self.ledger)
+                sides.gates = True
+            self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
+            self._watched(slot, exact, storage, treatment)
+            why = treatment.why or slot.why
+            if gate is not None:
+                why = f"{why}; only where its ReLU passes"
+            self._noted(source, site, exact, slot.nbytes, why, slot)
+
+        store.remember(storage, Geometry.of(t), slot)
+        self.waiting.add(Norm(node, tuple(t.shape), pack))
+        return self._noted(source, site, t, slot.nbytes, slot.why, slot)
 
     def pack(
         self,
@@ -145,10 +208,14 @@ class Keeping:
         treatment: Treatment,
         *,
         channels: Channels | None = None,
+        gate: Gate | None = None,
         lasting: bool = True,
+        into: Slot | None = None,
     ) -> Slot:
         """The values of `t`, packed as `treatment` says.
 
+        gate     lets through what is packed of a norm's input
+        into     the slot to fill, in place of a new one
         lasting  whether `t` stays as it is for as long as anybody refers to it. Then a device
                  need not be waited for: what turns out too long is packed again
         """
@@ -171,6 +238,8 @@ class Keeping:
         lane = None if self._lanes is None else self._lanes.of(t.device)
 
         def values() -> Tensor:
+            if gate is not None:
+                return gate.close(t)
             return t if channels is None else channels.normalise(t)
 
         def make() -> Packed:
@@ -181,12 +250,11 @@ class Keeping:
             packed = lane.pack(t, make, offload=treatment.offload)
         elif lasting and not treatment.offload and can_go_on(t.device, codec, bound):
             packed = self._go_on(compress_without_waiting(values(), bound, **options))
-        slot = Slot.packed(
-            site, packed or make(), self.ledger, recent=self.recent, offload=treatment.offload
-        )
+        slot = Slot(site, recent=self.recent) if into is None else into
+        slot.fill(packed or make(), self.ledger, offload=treatment.offload)
         if codec == "auto":
             self._choices.put(site, self.step, number, slot.codec)
-        slot.channels = channels
+        slot.channels, slot.gate = channels, gate
         slot.exact_zeros = zeros and channels is None
         return slot
 

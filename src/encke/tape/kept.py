@@ -107,12 +107,15 @@ class Sides(Source):
 
     __slots__ = (
         "__weakref__",
+        "_again",
         "_bits",
         "_dtype",
         "_held",
         "_shape",
         "_sides",
         "_slot",
+        "device",
+        "gates",
         "order",
         "site",
     )
@@ -129,6 +132,9 @@ class Sides(Source):
     ) -> None:
         """The sides of `t`: of zero, unless a `mask` is given."""
         self.site = site
+        self.device = t.device
+        #: Whether something else is kept only where these bits are set: see `tape.gate`.
+        self.gates = False
         self.order = layout.memory_order(t)
         self._shape = tuple(t.shape[d] for d in self.order)
         kernels = select(t.device)
@@ -139,6 +145,14 @@ class Sides(Source):
         self._held: Held | None = Held(ledger, self._bits.numel())
         self._dtype, self._sides = t.dtype, sides
         self._slot: Source | None = None
+        #: The bits once more, for a gate: from the ReLU's backward to that of what it gates.
+        self._again: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return tuple(self._shape[place] for place in inverse)
 
     @property
     def bits(self) -> Tensor | None:
@@ -153,7 +167,20 @@ class Sides(Source):
         """From now on the zeros of `values`, which are exact, tell the sides."""
         self._slot, self._bits, self._held = values, None, None
 
+    def gate_bits(self) -> Tensor:
+        """The bits in memory order, wherever they come from."""
+        if self._bits is not None:
+            return self._bits
+        if self._again is None:
+            self._again = select(self.device).mask_encode(
+                layout.to_memory(self.mask(), self.order)
+            )
+        return self._again
+
     def mask(self) -> Tensor:
+        if self._again is not None:
+            flat = select(self._again.device).mask_decode(self._again, math.prod(self._shape))
+            return layout.from_memory(flat.view(self._shape), self.order)
         if self._bits is None:
             assert self._slot is not None
             # Not a sign: an error may take a small positive value below zero.
@@ -170,7 +197,11 @@ class Sides(Source):
             return layout.from_memory(flat.view(self._shape), self.order)
         if self._slot is not None and (one, other) == (1.0, 0.0):
             # ReLU's backward asks what is positive: the magnitude tells, in a single pass.
-            return self._slot.get().abs()
+            magnitude = self._slot.get().abs()
+            if self.gates:
+                memory = layout.to_memory(magnitude, self.order)
+                self._again = select(magnitude.device).positive_encode(memory)
+            return magnitude
         mask = self.mask()
         if (one, other) == (1.0, 0.0):
             return mask.to(self._dtype)

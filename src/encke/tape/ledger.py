@@ -15,11 +15,14 @@ class Ledger:
     """Bytes held now, and the most that were held at once since `reset_peak`.
 
     stored  of packed tensors and of those kept as they are
+    waiting of norms' inputs that are held, for a few ops, until it is known how to pack them:
+            an op's working memory, and not counted as stored
     plain   of the unique storages that autograd alone would keep alive, without parameters
     """
 
     stored: int = 0
     plain: int = 0
+    waiting: int = 0
     stored_peak: int = 0
     plain_peak: int = 0
 
@@ -61,6 +64,19 @@ class PlainHeld:
 
     def __del__(self) -> None:
         self._ledger.plain -= self._count
+
+
+class WaitingHeld:
+    """Bytes that wait to be packed, in the ledger while this object lives."""
+
+    __slots__ = ("_count", "_ledger")
+
+    def __init__(self, ledger: Ledger, count: int) -> None:
+        self._ledger, self._count = ledger, count
+        ledger.waiting += count
+
+    def __del__(self) -> None:
+        self._ledger.waiting -= self._count
 
 
 class SavedStorage:

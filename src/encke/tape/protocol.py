@@ -40,6 +40,8 @@ class Treatment:
     bound    of the error; `Lossless()` keeps the values, `None` keeps the tensor itself
     normalise  whether the bound is for the values as a batch norm scales them, where the tensor
              is one's input: every channel then gets the error that suits its own variance
+    gate     whether values that a ReLU behind a batch norm blocks may be left out of the norm's
+             input: see `tape.gate`
     derive   whether the tensor may be computed from another kept one instead of stored
     recompute  whether even a matrix product may be run again to derive it
     offload  whether the packed bytes leave the device (to the host, or from the host to disk)
@@ -53,6 +55,7 @@ class Treatment:
     prefer: str = "ratio"
     dither: bool = True
     normalise: bool = False
+    gate: bool = False
     derive: bool = True
     recompute: bool = False
     offload: bool = False
@@ -84,6 +87,8 @@ class Effect:
                       of dY enters; with it the closed form holds. Zero for other ops
     probed            for other ops: ‖ΔdW‖² under a fresh error of the same size
     stream            ‖Δdx‖² / ‖dx‖² in the gradient that flows on, under that error
+    blocked           how many values a gate left out
+    left_out          ‖Δdx‖² / ‖dx‖² by that, whatever the error
     measured          true (‖ΔdW‖², ‖Δdx‖² / ‖dx‖²), where the exact tensor was kept to compare
     """
 
@@ -100,6 +105,8 @@ class Effect:
     products: float = 0.0
     probed: float = 0.0
     stream: float = 0.0
+    blocked: int = 0
+    left_out: float = 0.0
     measured: tuple[float, float] | None = None
 
     @property

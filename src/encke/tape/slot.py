@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,9 +14,12 @@ from encke.codec import Packed
 from encke.codec.unsettled import Unsettled
 from encke.tape.channels import Channels
 from encke.tape.lane import Parcel
-from encke.tape.ledger import Held, Ledger
+from encke.tape.ledger import Held, Ledger, WaitingHeld
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
+
+if TYPE_CHECKING:
+    from encke.tape.gate import Gate
 
 
 class Recent:
@@ -58,7 +62,8 @@ class Recent:
 class Slot:
     """One tensor's values. `error` is zero where they are exact.
 
-    With `channels`, what is packed and what `error` is about are the normalised values.
+    With `channels`, what is packed and what `error` is about are the normalised values; with a
+    `gate`, those of them that it lets through.
     """
 
     __slots__ = (
@@ -74,6 +79,7 @@ class Slot:
         "codec",
         "error",
         "exact_zeros",
+        "gate",
         "nbytes",
         "noise",
         "observed",
@@ -87,8 +93,9 @@ class Slot:
         self._recent = recent
         self._packed: Packed | Spooled | Parcel | Unsettled | None = None
         self._exact: Tensor | None = None
-        self._held: Held | None = None
+        self._held: Held | WaitingHeld | None = None
         self.channels: Channels | None = None
+        self.gate: Gate | None = None
         self.error = 0.0
         self.exact_zeros = False
         self.codec = ""
@@ -107,7 +114,7 @@ class Slot:
 
     @classmethod
     def exact(
-        cls, site: Site, t: Tensor, held: Held | None, *, recent: Recent, why: str
+        cls, site: Site, t: Tensor, held: Held | WaitingHeld | None, *, recent: Recent, why: str
     ) -> Slot:
         """The tensor itself, pinned."""
         slot = cls(site, recent=recent)
@@ -130,21 +137,27 @@ class Slot:
         offload: bool = False,
     ) -> Slot:
         slot = cls(site, recent=recent)
-        slot._packed = packed
+        slot.fill(packed, ledger, offload=offload)
+        return slot
+
+    def fill(
+        self, packed: Packed | Parcel | Unsettled, ledger: Ledger, *, offload: bool = False
+    ) -> None:
+        """Hold this from now on, in place of whatever was held."""
+        self._exact, self._packed = None, packed
         stored = packed.nbytes
         if isinstance(packed, Parcel):  # a lane has moved it already, if it is to be moved
             packed = packed.packed
         elif isinstance(packed, Unsettled):
-            packed.told = _Resize(slot, ledger)
+            packed.told = _Resize(self, ledger)
             packed = packed.about
         elif offload:
-            slot._packed, stored = Spooled(packed), 0
-        slot._held = Held(ledger, stored)
-        slot.codec, slot.why = packed.codec, packed.why
-        slot.nbytes = stored
-        slot.values = packed.plain_nbytes // packed.dtype.itemsize
-        slot.error = 0.0 if isinstance(packed.bound, Lossless) else packed.promised
-        return slot
+            self._packed, stored = Spooled(packed), 0
+        self._held = Held(ledger, stored)
+        self.codec, self.why = packed.codec, packed.why
+        self.nbytes = stored
+        self.values = packed.plain_nbytes // packed.dtype.itemsize
+        self.error = 0.0 if isinstance(packed.bound, Lossless) else packed.promised
 
     @property
     def kind(self) -> str:
@@ -152,6 +165,11 @@ class Slot:
         if self._exact is not None:
             return "exact"
         return "lossless" if self.is_exact else "lossy"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether more than one op will ask for the values."""
+        return len(self._asked_by) > 1
 
     @property
     def is_exact(self) -> bool:
@@ -183,13 +201,18 @@ class Slot:
             return self._exact
         assert self._packed is not None
         decoded = self._packed.decompress()
+        if self.gate is not None:
+            return self.gate.open(decoded)
         return decoded if self.channels is None else self.channels.restore(decoded)
 
     def deviation(self, exact: Tensor) -> Tensor:
         """Decoded less exact values, in the units of `error` and in double precision."""
         if self.channels is None or self._packed is None:
             return self.decoded().double() - exact.double()
-        normal = self.channels.normalise(exact)
+        if self.gate is not None:
+            normal = self.gate.close(exact)
+        else:
+            normal = self.channels.normalise(exact)
         return self._packed.decompress().double() - normal.double()
 
 

@@ -15,7 +15,7 @@ from encke.tape import graph
 from encke.tape.effects import Probe
 from encke.tape.handle import Handle
 from encke.tape.keeping import Keeping
-from encke.tape.kept import Source
+from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
 from encke.tape.ledger import Storages
 from encke.tape.protocol import Effect, Policy, Site
@@ -149,7 +149,7 @@ class Tape(Keeping):
             self._depth -= 1
             raise
         self._where.start()
-        self._watch = Watch(self._seen)
+        self._watch = Watch(self._seen, self._settle)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -170,8 +170,15 @@ class Tape(Keeping):
         for log in self.logs:
             log.begin(self.step)
 
+    def _settle(self) -> None:
+        if self.waiting and not torch.compiler.is_compiling():
+            with torch.no_grad():
+                self.waiting.settle()
+
     def end_forward(self) -> None:
         """Everything is kept that backward will ask for."""
+        with torch.no_grad():
+            self.waiting.settle(all_=True)
         stored, plain = self.ledger.stored, self.ledger.plain
         self.last_forward = stored, plain
         kept = getattr(self.policy, "kept", None)  # for policies that plan by size
@@ -222,6 +229,7 @@ class Tape(Keeping):
         self._calls.clear()
         self._depth = 0
         watch, self._watch = self._watch, None
+        self.waiting.forget()
         if watch is not None:
             watch.abandon()
             self._where.stop()
@@ -236,11 +244,16 @@ class Tape(Keeping):
 
     def _seen(self, outputs: list[Tensor]) -> None:
         nodes, self._last = graph.new_nodes(outputs, self._last)
-        if not nodes or graph.foreign_hooks_active():
+        if not nodes:
+            return
+        if graph.foreign_hooks_active():
+            self.waiting.spoil()
             return
         with torch.no_grad():
             for node in nodes:
                 self._take(node)
+            if self.waiting:
+                self.waiting.came_out(outputs)
 
     def _take(self, node: Any) -> None:
         """Take over everything that a node saved."""
@@ -248,6 +261,8 @@ class Tape(Keeping):
         self.order += 1
         self.recent.order = self.order
         probed: list[tuple[str, Source, Site]] = []
+        sides: Sides | None = None
+        waited = bool(self.waiting)
         for role, raw in graph.saved(node):
             if graph.has_hooks(raw):
                 continue
@@ -262,8 +277,12 @@ class Tape(Keeping):
             source = self.keep(node, site, t, storage)
             handle = Handle(source, site, t, storage)
             raw.register_hooks(_Give(handle), unpack)
+            if isinstance(source, Sides) and op == "Relu":
+                sides = source
             if any(slot.observed for slot in source.slots()):
                 probed.append((role, source, site))
+        if waited:
+            self.waiting.meet(node, sides)
         if probed:
             node.register_hook(
                 Probe(

@@ -16,15 +16,21 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Watch(TorchFunctionMode):
-    """While entered, calls `seen` with the tensors that each torch function returned."""
+    """While entered, calls `seen` with the tensors that each torch function returned.
 
-    def __init__(self, seen: Callable[[list[Tensor]], None]) -> None:
+    before  called as each torch function starts
+    """
+
+    def __init__(
+        self, seen: Callable[[list[Tensor]], None], before: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
-        self._seen = seen
+        self._seen, self._before = seen, before
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        self._before()
         result = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
             return result  # a part that is compiled is seen as the one op it becomes
@@ -39,7 +45,7 @@ class Watch(TorchFunctionMode):
 
     def abandon(self) -> None:
         """Stop seeing, also where another mode was entered since and this one must stay."""
-        self._seen = lambda _: None
+        self._seen, self._before = lambda _: None, lambda: None
         if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
             self.__exit__(None, None, None)
 

@@ -164,6 +164,61 @@ class Native:
         )
         return self._checked(status, out)
 
+    def gated_close(
+        self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
+    ) -> tuple[Tensor, Tensor]:
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            from encke.ops.reference import gated
+
+            return gated.close(x, payload, gain, shift, inner)
+        bits = payload.data_ptr(), payload.numel()
+        chosen = self._m.gated_count(*bits, x.numel())
+        values = self._room(max(0, chosen), x.dtype)
+        gain, shift = gain.float().contiguous(), shift.float().contiguous()
+        sums = torch.empty(3, gain.numel(), dtype=torch.float64)
+        status = self._m.gated_close(
+            x.data_ptr(),
+            *bits,
+            gain.data_ptr(),
+            shift.data_ptr(),
+            gain.numel(),
+            inner,
+            x.numel(),
+            values.data_ptr(),
+            chosen,
+            sums.data_ptr(),
+        )
+        return self._checked(status, values), sums
+
+    def gated_open(
+        self,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor, Tensor],
+        inner: int,
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        if values.dtype != torch.float32 or not values.is_contiguous():
+            from encke.ops.reference import gated
+
+            return gated.open_(values, payload, scales, inner, shape)
+        out = self._room(shape, values.dtype)
+        gain, shift, other = (s.float().contiguous() for s in scales)
+        status = self._m.gated_open(
+            values.data_ptr(),
+            values.numel(),
+            payload.data_ptr(),
+            payload.numel(),
+            gain.data_ptr(),
+            shift.data_ptr(),
+            other.data_ptr(),
+            gain.numel(),
+            inner,
+            out.data_ptr(),
+            out.numel(),
+        )
+        return self._checked(status, out)
+
     def index_encode(self, x: Tensor) -> Tensor:
         return self._taken(self._m.index_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype]))
 

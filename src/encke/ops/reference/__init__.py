@@ -99,6 +99,25 @@ class Reference:
 
         return sides.affine_where(x, payload, gain, shift, inner)
 
+    def gated_close(
+        self, x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int
+    ) -> tuple[Tensor, Tensor]:
+        from encke.ops.reference import gated
+
+        return gated.close(x, payload, gain, shift, inner)
+
+    def gated_open(
+        self,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor, Tensor],
+        inner: int,
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        from encke.ops.reference import gated
+
+        return gated.open_(values, payload, scales, inner, shape)
+
     def index_encode(self, x: Tensor) -> Tensor:
         from encke.ops.reference import index
 

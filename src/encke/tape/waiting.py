@@ -1,0 +1,135 @@
+"""Norms that wait to see whether a ReLU follows.
+
+What a norm's input is packed as depends on what becomes of the norm's output (`tape.gate`).
+So the input is held as it is for the few ops until that is known: until the next op starts
+after the ReLU, when whoever wrote the model has let go of what lies between. If anything else
+could still use the norm's output, nothing is left out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from encke.tape.graph import newest, op_name
+from encke.tape.kept import Sides
+
+_PATIENCE = 6  # ops that a norm waits: a shortcut's convolution and norm come between
+
+
+class Norm:
+    """A norm that waits.
+
+    pack  called once, with the ReLU's sides if what they block may be left out, else None
+    """
+
+    def __init__(
+        self, node: Any, shape: tuple[int, ...], pack: Callable[[Sides | None], None]
+    ) -> None:
+        self.pack = pack
+        self._shape = shape
+        #: The norm, and the sum that took its output, each with what it put out.
+        self._chain: list[tuple[Any, weakref.ref[Tensor] | None]] = [(node, None)]
+        self._relu: Any = None
+        self._sides: Sides | None = None
+        self._spoilt = False
+        self._number: int = node._sequence_nr()
+        self._met = 0
+
+    def meet(self, node: Any, sides: Sides | None) -> None:
+        """An op ran; `sides` is what is kept of its result if it is a ReLU."""
+        if node is self._chain[0][0]:
+            return
+        self._met += 1
+        used = [number for number, (one, _) in enumerate(self._chain) if _takes(node, one)]
+        if not used:
+            return
+        last = used == [len(self._chain) - 1] and self._relu is None
+        if last and sides is not None:
+            self._relu, self._sides = node, sides
+        elif last and len(self._chain) == 1 and self._is_sum(node):
+            self._chain.append((node, None))
+        else:
+            self._spoilt = True
+
+    def _is_sum(self, node: Any) -> bool:
+        """Whether each element of an op's result is one of the norm's plus something."""
+        shapes = [tuple(one.shape) for one in node._input_metadata]
+        return op_name(node) == "Add" and shapes == [self._shape]
+
+    def came_out(self, outputs: list[Tensor]) -> None:
+        """These are what the last op put out."""
+        for number, (node, reference) in enumerate(self._chain):
+            if reference is None:
+                made = [t for t in outputs if t.grad_fn is node]
+                self._spoilt |= not made
+                self._chain[number] = (node, weakref.ref(made[0]) if made else None)
+
+    def is_over(self) -> bool:
+        """Whether it is known what becomes of the norm's output."""
+        return self._spoilt or self._sides is not None or self._met > _PATIENCE
+
+    def settle(self) -> None:
+        """Pack, as what is known allows."""
+        self.pack(None if self._spoilt or not self._is_alone() else self._sides)
+
+    def spoil(self) -> None:
+        """Something happened that cannot be followed."""
+        self._spoilt = True
+
+    def _is_alone(self) -> bool:
+        """Whether nobody has used, or can still use, what went into the ReLU.
+
+        Nodes are numbered in the order in which they are made. Where one was made that was not
+        met (a Function of the user's own on a branch), it may be a user.
+        """
+        if newest() - self._number != self._met:
+            return False
+        for node, reference in self._chain:
+            t = reference() if reference is not None else None
+            if t is not None and t.grad_fn is node:
+                return False
+        return True
+
+
+class Waiting:
+    """The norms that wait."""
+
+    def __init__(self) -> None:
+        self._norms: list[Norm] = []
+
+    def add(self, norm: Norm) -> None:
+        self._norms.append(norm)
+
+    def __bool__(self) -> bool:
+        return bool(self._norms)
+
+    def meet(self, node: Any, sides: Sides | None) -> None:
+        for norm in self._norms:
+            norm.meet(node, sides)
+
+    def spoil(self) -> None:
+        for norm in self._norms:
+            norm.spoil()
+
+    def forget(self) -> None:
+        """Let what waits stay as it is."""
+        self._norms.clear()
+
+    def came_out(self, outputs: list[Tensor]) -> None:
+        for norm in self._norms:
+            norm.came_out(outputs)
+
+    def settle(self, *, all_: bool = False) -> None:
+        """Pack what waits no longer: as a new op starts, or because the forward pass ends."""
+        over = [norm for norm in self._norms if all_ or norm.is_over()]
+        self._norms = [norm for norm in self._norms if norm not in over]
+        for norm in over:
+            norm.settle()
+
+
+def _takes(node: Any, other: Any) -> bool:
+    return any(before is other for before, _ in node.next_functions)
