@@ -46,6 +46,13 @@ inline __m256i moves(const std::array<uint8_t, 8>& places) {
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(word)));
 }
 
+inline void add_lanes(double* to, __m256 v) {
+    __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+    __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+    _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), low));
+    _mm256_storeu_pd(to + 4, _mm256_add_pd(_mm256_loadu_pd(to + 4), high));
+}
+
 inline double total(__m256 v) {
     __m256d two = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)),
                                 _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
@@ -98,10 +105,28 @@ float* close_run(const float* x, const uint8_t* bits, float gain, float shift, i
 
 // The same for rows that hold all channels side by side.
 float* close_rows(const float* x, const uint8_t* bits, const float* gain, const float* shift,
-                  int64_t channels, int64_t begin, int64_t end, float* to, const Sums& sums) {
+                  int64_t channels, int64_t begin, int64_t end, float* to,
+                  [[maybe_unused]] float* stop, const Sums& sums) {
     int64_t c = begin % channels;
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t i = begin; i < end;) {
+#ifdef __AVX2__
+        if (i % 8 == 0 && i + 8 <= end && c + 8 <= channels && to + 8 <= stop) {
+            uint8_t byte = bits[i / 8];
+            __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(gain + c));
+            v = _mm256_add_ps(v, _mm256_loadu_ps(shift + c));
+            __m256 lanes = lanes_of(byte), seen = _mm256_and_ps(v, lanes);
+            add_lanes(sums.count + c, _mm256_and_ps(_mm256_set1_ps(1.0f), lanes));
+            add_lanes(sums.sum + c, seen);
+            add_lanes(sums.square + c, _mm256_mul_ps(seen, seen));
+            _mm256_storeu_ps(to, _mm256_permutevar8x32_ps(v, moves(kMoves.close[byte])));
+            to += std::popcount(byte);
+            i += 8, c += 8;
+            if (c == channels) c = 0;
+            continue;
+        }
+#endif
         if (bit(bits, i)) sums.add(c, *to++ = x[i] * gain[c] + shift[c]);
+        ++i;
         if (++c == channels) c = 0;
     }
     return to;
@@ -211,7 +236,7 @@ int gated_close(const void* x, const uint8_t* bits, int64_t size, const float* g
             float* next = to + before;
             float* stop = to + (after < chosen ? after : chosen);
             if (inner == 1) {
-                close_rows(from, bits, gain, shift, channels, begin, end, next, own);
+                close_rows(from, bits, gain, shift, channels, begin, end, next, stop, own);
                 return;
             }
             for_runs(begin, end, channels, inner, [&](int64_t i, int64_t last, int64_t c) {

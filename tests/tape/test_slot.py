@@ -25,13 +25,13 @@ def slot_asked_by(*orders: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, 
         recent.order = order
         slot.will_be_asked()
     decodings: list[int] = []
-    decode = Slot.decoded
+    decode = Slot._unpacked
 
     def counted(self: Slot) -> torch.Tensor:
         decodings.append(1)
         return decode(self)
 
-    monkeypatch.setattr(Slot, "decoded", counted)
+    monkeypatch.setattr(Slot, "_unpacked", counted)
     return slot, decodings
 
 

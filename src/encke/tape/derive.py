@@ -75,11 +75,20 @@ class Deriver:
 
 
 class Affine(Derived):
-    """A batch norm with its statistics known: gain and shift for each channel."""
+    """A batch norm with its statistics known: gain and shift for each channel.
 
-    __slots__ = ("_gain", "_shift")
+    own  the norm's weight and bias
+    """
 
-    def __init__(self, of: Source, gain: Tensor, shift: Tensor) -> None:
+    __slots__ = ("_gain", "_own", "_shift")
+
+    def __init__(
+        self,
+        of: Source,
+        gain: Tensor,
+        shift: Tensor,
+        own: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:
         def compute(x: Tensor) -> Tensor:
             channels = (1, -1) + (1,) * (x.ndim - 2)
             return torch.addcmul(
@@ -87,7 +96,7 @@ class Affine(Derived):
             )
 
         super().__init__(of, compute, "batch norm")
-        self._gain, self._shift = gain, shift
+        self._gain, self._shift, self._own = gain, shift, own
 
     def behind(self, sides: Sides) -> Derived:
         """The same with a ReLU after it, in one pass where memory allows."""
@@ -104,7 +113,32 @@ class Affine(Derived):
             y = kernels.affine_where(memory, sides.bits, gain, shift, inner)
             return layout.from_memory(y, order)
 
-        return Derived(self._of, compute, f"mask of {self.how}")
+        return Passed(self._of, compute, sides, self._own, f"mask of {self.how}")
+
+
+class Passed(Derived):
+    """A batch norm with a ReLU after it; from a gated slot in one pass."""
+
+    __slots__ = ("_own", "_sides")
+
+    def __init__(
+        self,
+        of: Source,
+        compute: Callable[[Tensor], Tensor],
+        sides: Sides,
+        own: tuple[Tensor | None, Tensor | None],
+        how: str,
+    ) -> None:
+        super().__init__(of, compute, how)
+        self._sides, self._own = sides, own
+
+    def get(self) -> Tensor:
+        slot = self._of.slot if isinstance(self._of, Whole) else None
+        gain, shift = self._own
+        gated = slot is not None and slot.gate is not None and slot.gate.is_of(self._sides)
+        if not gated or slot is None or slot.noise is not None or gain is None or shift is None:
+            return super().get()
+        return slot.passed(gain, shift)
 
 
 def _where(sides: Sides, x: Tensor) -> Tensor:
@@ -170,7 +204,8 @@ def _batch_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None
     gain = spread if scale is None else spread * scale.detach()
     shift = -mean * gain if offset is None else offset - mean * gain
 
-    return Affine(source, gain, shift)
+    own = None if scale is None else scale.detach()
+    return Affine(source, gain, shift, (own, None if offset is None else offset.detach()))
 
 
 @recipe("NativeLayerNorm")

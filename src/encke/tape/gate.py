@@ -65,11 +65,18 @@ class Gate:
     def open(self, values: Tensor) -> Tensor:
         """The norm's input, from the normalised values that pass."""
         gain, shift = self._channels.back
-        other = torch.addcmul(shift, self._other, gain)
+        return self.open_as(values, gain, shift, torch.addcmul(shift, self._other, gain))
+
+    def open_as(self, values: Tensor, gain: Tensor, shift: Tensor, other: Tensor) -> Tensor:
+        """Channel by channel, values · gain + shift where they pass and `other` elsewhere."""
         memory = select(values.device).gated_open(
             values, self._sides.gate_bits(), (gain, shift, other), self._inner, self._shape
         )
         return layout.from_memory(memory, self._sides.order)
+
+    def is_of(self, sides: Sides) -> bool:
+        """Whether it is this ReLU's."""
+        return self._sides is sides
 
     def blocked(self) -> Tensor:
         """Where no value passes."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from encke.bound import Lossless
@@ -181,9 +182,20 @@ class Slot:
             return self.noise(self.decoded())
         if self._exact is not None:
             return self._exact
+        return self._whole(self._asked())
+
+    def passed(self, gain: Tensor, shift: Tensor) -> Tensor:
+        """What `value` would be asked for, but x̂ · gain + shift where the gate lets x̂ through,
+        and zero elsewhere."""
+        assert self.gate is not None
+        return self.gate.open_as(self._asked(), gain, shift, torch.zeros_like(shift))
+
+    def _asked(self) -> Tensor:
+        """What is packed, for the next op that asks; remembered if another will soon."""
+        assert self._packed is not None
         found = self._recent.get(self)
         if found is None:
-            found = self.decoded()
+            found = self._unpacked()
         order = self._asked_by.pop() if self._asked_by else 0
         if self._asked_by and self._recent.soon(order, self._asked_by[-1]):
             self._recent.put(self, found)
@@ -199,11 +211,18 @@ class Slot:
         """The values as backward will see them; looking does not count as a use."""
         if self._exact is not None:
             return self._exact
+        return self._whole(self._unpacked())
+
+    def _unpacked(self) -> Tensor:
+        """The values, of a gate's those that pass."""
         assert self._packed is not None
         decoded = self._packed.decompress()
-        if self.gate is not None:
-            return self.gate.open(decoded)
-        return decoded if self.channels is None else self.channels.restore(decoded)
+        if self.gate is not None or self.channels is None:
+            return decoded
+        return self.channels.restore(decoded)
+
+    def _whole(self, unpacked: Tensor) -> Tensor:
+        return unpacked if self.gate is None else self.gate.open(unpacked)
 
     def deviation(self, exact: Tensor) -> Tensor:
         """Decoded less exact values, in the units of `error` and in double precision."""
