@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,15 +265,23 @@ def test_a_plan_shows_what_was_observed() -> None:
     encode=st.floats(0.0, 0.2),
     travel=st.floats(0.0, 0.5),
     together=st.floats(0.5, 1.0),
+    busy=st.floats(0.0, 1.0),
 )
 def test_a_step_takes_no_less_than_its_parts_and_no_more_than_their_sum(
-    compute: float, ready: list[float], encode: float, travel: float, together: float
+    compute: float,
+    ready: list[float],
+    encode: float,
+    travel: float,
+    together: float,
+    busy: float,
 ) -> None:
     buckets = [Bucket(values=1, nbytes=4, ready=compute * r) for r in sorted(ready)]
     work = Workload(seconds=compute, buckets=buckets, together=together)
-    stages = [Stages(encode=encode, first=travel, decode=encode)] * len(buckets)
+    stages = [Stages(encode=encode, first=travel, decode=encode, busy=busy)] * len(buckets)
     seconds = step_seconds(work, stages)
-    cpu, link = 2 * encode * len(buckets), travel * len(buckets)
+    idle = [replace(stage, busy=0.0) for stage in stages]
+    assert seconds >= step_seconds(work, idle) - 1e-9
+    cpu, link = (2 * encode + busy * travel) * len(buckets), travel * len(buckets)
     assert seconds >= max(compute, buckets[-1].ready + 2 * encode + travel) - 1e-9
     assert seconds <= (compute + cpu) / together + link + 1e-9
 

@@ -3,7 +3,7 @@
 Two threads of a rank share its processors: one computes forward and backward, the other works
 off the buckets that are ready, one after another: encode, exchange, decode. While both
 have something to compute, each is slower by what the machine lacks; while bytes travel,
-nothing is computed for them. A step ends when both are done.
+nothing is computed for them but the share that the link itself needs. A step ends when both are done.
 """
 
 from __future__ import annotations
@@ -59,28 +59,33 @@ class Coding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stages:
-    """Seconds for one bucket: processor, link, processor, link, processor."""
+    """Seconds for one bucket: processor, link, processor, link, processor.
+
+    busy  the share of the link's seconds in which it keeps a processor busy
+    """
 
     encode: float
     first: float
     middle: float = 0.0
     second: float = 0.0
     decode: float = 0.0
+    busy: float = 0.0
 
     def tasks(self) -> list[tuple[bool, float]]:
         """(on the processor, seconds) in order."""
+        idle = 1.0 - self.busy
         return [
-            (True, self.encode),
-            (False, self.first),
-            (True, self.middle),
-            (False, self.second),
+            (True, self.encode + self.busy * self.first),
+            (False, idle * self.first),
+            (True, self.middle + self.busy * self.second),
+            (False, idle * self.second),
             (True, self.decode),
         ]
 
 
 def plain_stages(bucket: Bucket, link: Link) -> Stages:
     """A bucket that is reduced as it is."""
-    return Stages(encode=0.0, first=link.reduce.seconds(bucket.nbytes))
+    return Stages(encode=0.0, first=link.reduce.seconds(bucket.nbytes), busy=link.reduce.busy)
 
 
 def coded_stages(bucket: Bucket, link: Link, coding: Coding, *, one_round: bool) -> Stages:
@@ -91,7 +96,10 @@ def coded_stages(bucket: Bucket, link: Link, coding: Coding, *, one_round: bool)
     if one_round:
         sent = (world - 1) * coding.size * n
         return Stages(
-            encode=encode, first=sizes + link.exchange.seconds(sent), decode=world * decode
+            encode=encode,
+            first=sizes + link.exchange.seconds(sent),
+            decode=world * decode,
+            busy=link.exchange.busy,
         )
     share = (world - 1) / world
     return Stages(
@@ -100,6 +108,7 @@ def coded_stages(bucket: Bucket, link: Link, coding: Coding, *, one_round: bool)
         middle=decode + encode / world,
         second=sizes + link.exchange.seconds(share * coding.again * n),
         decode=decode,
+        busy=link.exchange.busy,
     )
 
 

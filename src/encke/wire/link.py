@@ -24,12 +24,15 @@ _PAIRS = 3  # of exchanges of the last size and half of it
 class Line:
     """Seconds of one exchange as a straight line: latency + bytes / bandwidth.
 
+    busy  share of that time in which the exchange keeps a processor busy (copying, summing)
+
     >>> Line(latency=1e-3, bandwidth=1e6).seconds(5000)
     0.006
     """
 
     latency: float
     bandwidth: float
+    busy: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         return self.latency + nbytes / self.bandwidth
@@ -58,15 +61,18 @@ def measure_link(group: Any, *, device: torch.device) -> Link:
         free = Line(latency=0.0, bandwidth=float("inf"))
         return Link(world=1, exchange=free, reduce=free)
 
+    # Made and touched before the clock runs, as the buckets of a training are.
+    room = torch.zeros(_LARGEST // 4, device=device)
+
     def exchange(nbytes: int) -> None:
         part = -(-nbytes // (world - 1))
         sizes = [part] * world
         sizes[dist.get_rank(group)] = 0
-        message = torch.zeros(part, dtype=torch.uint8, device=device)
+        message = room.view(torch.uint8)[:part]
         all_to_all_bytes([message[:n] for n in sizes], sizes, longest=part, group=group)
 
     def reduce(nbytes: int) -> None:
-        dist.all_reduce(torch.zeros(nbytes // 4, device=device), group=group)
+        dist.all_reduce(room[: nbytes // 4], group=group)
 
     return Link(
         world=world,
@@ -83,13 +89,17 @@ def slowest(seconds: float, group: Any, device: torch.device) -> float:
 
 
 def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
+    shares: list[float] = []
+
     def timed(nbytes: int) -> float:
         dist.barrier(group=group)
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         run(nbytes)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return slowest(time.perf_counter() - begin, group, device)
+        taken = time.perf_counter() - begin
+        shares.append((time.process_time() - busy) / taken if device.type == "cpu" else 0.0)
+        return slowest(taken, group, device)
 
     latency = statistics.median(timed(64) for _ in range(_LATENCIES))
     size, taken = _START, timed(_START)
@@ -97,7 +107,9 @@ def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
         size *= 2
         taken = timed(size)
     # The first bytes may pass a shaped link unhindered: the slope is that of the later ones.
+    shares.clear()
     pairs = [(timed(size // 2), timed(size)) for _ in range(_PAIRS)]
+    busy = slowest(min(1.0, statistics.median(shares)), group, device)
     half, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
     slope = max((whole - half) / (size - size // 2), 0.5 * whole / size)
-    return Line(latency=latency, bandwidth=1.0 / slope)
+    return Line(latency=latency, bandwidth=1.0 / slope, busy=busy)

@@ -194,4 +194,4 @@ class Plan:
 
 
 def _slower(line: Line, times: float) -> Line:
-    return Line(latency=line.latency * times, bandwidth=line.bandwidth / times)
+    return replace(line, latency=line.latency * times, bandwidth=line.bandwidth / times)

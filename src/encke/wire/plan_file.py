@@ -95,4 +95,4 @@ def read_plan(path: Path) -> Plan:
 
 
 def _line(line: Line) -> dict[str, float]:
-    return {"latency": line.latency, "bandwidth": line.bandwidth}
+    return {"latency": line.latency, "bandwidth": line.bandwidth, "busy": line.busy}
