@@ -165,7 +165,7 @@ def test_a_restored_controller_goes_on_with_its_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["gradient", "noise", "momentum", "magnitude", "second_moment"]
+    "kind", ["gradient", "noise", "step", "momentum", "magnitude", "second_moment"]
 )
 def test_every_reference_gives_a_scale(kind: str) -> None:
     model = small_net()
@@ -191,6 +191,8 @@ def test_momentum_is_the_sum_that_the_optimizer_steps_along() -> None:
         adam.step()
     square = float(expected.square().sum())
     assert Reference("momentum", [sgd]).of("w", weight) == pytest.approx(square, rel=1e-4)
+    own = (1 - 0.9**2) * square
+    assert Reference("step", [sgd]).of("w", weight) == pytest.approx(own, rel=1e-4)
     mean = Reference("noise", [adam])
     mean.see("w", 2 * square)  # less the square of (1 - β) Σ βᵏ g
     assert mean.of("w", weight) == pytest.approx((2 - 0.01) * square, rel=1e-4)
@@ -202,9 +204,10 @@ def test_adam_bears_no_more_than_its_second_moment_hides() -> None:
     for _ in range(50):
         weight.grad = torch.ones(100)  # all signal: the momentum is ten times the gradient
         adam.step()
-    reference = Reference("momentum", [adam])
-    reference.see("w", 100.0)
-    assert reference.of("w", weight) == pytest.approx(100.0)
+    for kind in ("step", "momentum"):
+        reference = Reference(kind, [adam])
+        reference.see("w", 100.0)
+        assert reference.of("w", weight) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize(

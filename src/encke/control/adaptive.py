@@ -35,9 +35,9 @@ class Adaptive:
     """Keeps the variance that compression adds to the gradients below `tolerance`.
 
     tolerance  added variance, as a share of each gradient's own scale. Against `gradient`,
-               0.01 is at most as much as a batch smaller by one per cent would add; a
-               momentum is longer than a gradient, so against `momentum` it is more: by
-               1/(1 - β²) where gradients are noise, up to 1/(1 - β)² where they agree
+               0.01 is at most as much as a batch smaller by one per cent would add; against
+               `step`, what `attach` takes where it has an optimizer, it is one per cent of
+               the step that the optimizer takes
     reference  what that scale is: see `control.reference`
     refresh    steps between observations (more often at first: steps 1, 2, 4, 8, …)
     guard      steps between comparisons with the true gradient; 0 for none

@@ -74,7 +74,7 @@ def attach(
             tolerance,
             optimizers=optimizers,
             model=model,
-            reference=reference or ("momentum" if optimizers else "gradient"),
+            reference=reference or ("step" if optimizers else "gradient"),
             **options,
         )
     elif options or reference:

@@ -5,9 +5,12 @@ can be read from the gradients themselves or from the optimizer:
 
 gradient       mean of ‖g‖² over the steps seen: signal and minibatch noise together
 noise          ‖g‖² less the squared norm of the optimizer's running mean of g
-momentum       ‖m‖² of the momentum m = Σ βᵏ g, along which the optimizer steps. One that
-               divides by the root of a mean of g², as Adam, also feels an error there, as a
-               shorter step: for those it is the mean of ‖g‖², as `gradient`
+step           (1 - β²) ‖m‖² of the momentum m = Σ βᵏ g, along which the optimizer steps. The
+               errors of single gradients are independent, so in m they add up to 1/(1 - β²)
+               of one: a tolerance of 0.01 then adds 1 % to the variance of the step. An
+               optimizer that divides by the root of a mean of g², as Adam, also feels an
+               error there, as a shorter step: for those it is the mean of ‖g‖², as `gradient`
+momentum       ‖m‖²: as `step`, but in units of a single gradient's error, as COMET counts
 magnitude      the number of weights times the squared mean of |m|: COMET's scale
 second_moment  the sum of Adam's running mean of g²
 
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from encke.errors import UnsupportedError
 
-Kind = Literal["gradient", "noise", "momentum", "magnitude", "second_moment"]
+Kind = Literal["gradient", "noise", "step", "momentum", "magnitude", "second_moment"]
 _MEMORY = 0.7  # of the running mean over refreshes
 
 
@@ -66,8 +69,9 @@ class Reference:
         if self.kind == "magnitude":
             return float(momentum.numel() * momentum.abs().mean() ** 2) * horizon**2
         square = float(torch.linalg.vector_norm(momentum).double() ** 2) * horizon**2
-        if self.kind == "momentum":
-            return seen if "exp_avg_sq" in state else max(square, seen)
+        if self.kind in ("step", "momentum"):
+            own = square if self.kind == "momentum" else square * self._apart(parameter)
+            return seen if "exp_avg_sq" in state else max(own, seen)
         return max(seen - square * (1 - self._decay(parameter)) ** 2, 0.1 * seen)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
@@ -83,6 +87,10 @@ class Reference:
         if state.get("exp_avg") is not None:  # Adam's is (1 - β) Σ βᵏ g
             return state["exp_avg"], 1 / (1 - self._decay(parameter))
         return state.get("momentum_buffer"), 1.0
+
+    def _apart(self, parameter: Tensor) -> float:
+        """The variance of a gradient of nothing but noise, of that of its momentum."""
+        return 1.0 - self._decay(parameter) ** 2
 
     def _decay(self, parameter: Tensor) -> float:
         """β of the parameter's group."""
