@@ -97,6 +97,13 @@ int encke_gated_open(const void* values, int64_t chosen, const uint8_t* bits, in
                                        inner, out, count);
 }
 
+int encke_gated_add(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+                    const float* gain, const float* shift, int64_t channels, int64_t inner,
+                    void* to, int64_t count) {
+    return encke::kernels().gated_add(values, chosen, bits, size, gain, shift, channels, inner,
+                                      to, count);
+}
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype) {
     return sized(encke::kernels().index_encode(x, count, dtype, result));
 }

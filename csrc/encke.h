@@ -81,6 +81,10 @@ int encke_gated_close(const void* x, const uint8_t* bits, int64_t size, const fl
 int encke_gated_open(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
                      const float* gain, const float* shift, const float* other,
                      int64_t channels, int64_t inner, void* out, int64_t count);
+// to += next * gain[c] + shift[c] where the bit is set.
+int encke_gated_add(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+                    const float* gain, const float* shift, int64_t channels, int64_t inner,
+                    void* to, int64_t count);
 
 int64_t encke_index_encode(const void* x, int64_t count, int dtype);
 int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,

@@ -30,6 +30,8 @@ struct Kernels {
                        int64_t, int64_t, int64_t, void*, int64_t, double*);
     int (*gated_open)(const void*, int64_t, const uint8_t*, int64_t, const float*, const float*,
                       const float*, int64_t, int64_t, void*, int64_t);
+    int (*gated_add)(const void*, int64_t, const uint8_t*, int64_t, const float*, const float*,
+                     int64_t, int64_t, void*, int64_t);
 };
 
 }  // namespace encke

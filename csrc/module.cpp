@@ -147,6 +147,15 @@ NB_MODULE(_native, m) {
         },
         Release());
     m.def(
+        "gated_add",
+        [](uintptr_t v, int64_t chosen, uintptr_t p, int64_t size, uintptr_t gain,
+           uintptr_t shift, int64_t channels, int64_t inner, uintptr_t y, int64_t count) {
+            return encke_gated_add(
+                in(v), chosen, bytes(p), size, static_cast<const float*>(in(gain)),
+                static_cast<const float*>(in(shift)), channels, inner, out(y), count);
+        },
+        Release());
+    m.def(
         "index_encode",
         [](uintptr_t x, int64_t count, int dtype) {
             return encke_index_encode(in(x), count, dtype);

@@ -34,6 +34,7 @@ int affine_where(const void* x, const uint8_t* bits, int64_t size, const float* 
 
 // How many bits are set; the chosen values as x * gain[c] + shift[c], without gaps, with count,
 // sum and sum of squares of each channel; and back: bit ? next * gain[c] + shift[c] : other[c].
+// gated_add adds next * gain[c] + shift[c] where the bit is set.
 int64_t gated_count(const uint8_t* bits, int64_t size, int64_t count);
 int gated_close(const void* x, const uint8_t* bits, int64_t size, const float* gain,
                 const float* shift, int64_t channels, int64_t inner, int64_t count, void* out,
@@ -41,6 +42,9 @@ int gated_close(const void* x, const uint8_t* bits, int64_t size, const float* g
 int gated_open(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
                const float* gain, const float* shift, const float* other, int64_t channels,
                int64_t inner, void* out, int64_t count);
+int gated_add(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+              const float* gain, const float* shift, int64_t channels, int64_t inner, void* to,
+              int64_t count);
 
 int index_encode(const void* x, int64_t count, int dtype, Parts& to);
 int index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);

@@ -153,6 +153,38 @@ const float* open_run(const float* values, [[maybe_unused]] const float* stop,
     return values;
 }
 
+// y += value * gain + shift where the bit is set.
+const float* add_run(const float* values, [[maybe_unused]] const float* stop,
+                     const uint8_t* bits, float gain, float shift, int64_t begin, int64_t end,
+                     float* y) {
+    int64_t i = begin;
+    auto single = [&] {
+        if (bit(bits, i)) y[i] += *values++ * gain + shift;
+    };
+    for (; i < end && i % 8; ++i) single();
+#ifdef __AVX2__
+    const __m256 g = _mm256_set1_ps(gain), s = _mm256_set1_ps(shift);
+    for (; i + 8 <= end && values + 8 <= stop; i += 8) {
+        uint8_t byte = bits[i / 8];
+        __m256 v = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values), moves(kMoves.open[byte]));
+        v = _mm256_and_ps(_mm256_add_ps(_mm256_mul_ps(v, g), s), lanes_of(byte));
+        _mm256_storeu_ps(y + i, _mm256_add_ps(_mm256_loadu_ps(y + i), v));
+        values += std::popcount(byte);
+    }
+#endif
+    for (; i < end; ++i) single();
+    return values;
+}
+
+void add_rows(const float* values, const uint8_t* bits, const float* gain, const float* shift,
+              int64_t channels, int64_t begin, int64_t end, float* y) {
+    int64_t c = begin % channels;
+    for (int64_t i = begin; i < end; ++i) {
+        if (bit(bits, i)) y[i] += *values++ * gain[c] + shift[c];
+        if (++c == channels) c = 0;
+    }
+}
+
 const float* open_rows(const float* values, [[maybe_unused]] const float* stop,
                        const uint8_t* bits, const float* gain, const float* shift,
                        const float* other, int64_t channels, int64_t begin, int64_t end,
@@ -267,6 +299,27 @@ int gated_open(const void* values, int64_t chosen, const uint8_t* bits, int64_t 
             }
             for_runs(begin, end, channels, inner, [&](int64_t i, int64_t last, int64_t c) {
                 next = open_run(next, stop, bits, gain[c], shift[c], other[c], i, last, y);
+            });
+        });
+}
+
+int gated_add(const void* values, int64_t chosen, const uint8_t* bits, int64_t size,
+              const float* gain, const float* shift, int64_t channels, int64_t inner, void* to,
+              int64_t count) {
+    if (!fits(size, channels, inner, count)) return ENCKE_BAD_ARGUMENT;
+    if (gated_count(bits, size, count) != chosen) return ENCKE_CORRUPT;
+    const float* from = static_cast<const float*>(values);
+    float* y = static_cast<float*>(to);
+    return for_ones(
+        bits, count, threads_for(count),
+        [&](int64_t begin, int64_t end, int64_t before, int64_t, int64_t) {
+            const float *next = from + before, *stop = from + chosen;
+            if (inner == 1) {
+                add_rows(next, bits, gain, shift, channels, begin, end, y);
+                return;
+            }
+            for_runs(begin, end, channels, inner, [&](int64_t i, int64_t last, int64_t c) {
+                next = add_run(next, stop, bits, gain[c], shift[c], i, last, y);
             });
         });
 }

@@ -84,6 +84,11 @@ def test_values_let_through_close_up_and_come_back(
     assert torch.equal(
         back, reference.gated_open(values, bits, (gain, shift, other), inner, shape)
     )
+    added = torch.randn(shape)
+    too = added.clone()
+    native.gated_add(added, values, bits, (gain, shift), inner)
+    reference.gated_add(too, values, bits, (gain, shift), inner)
+    assert torch.allclose(added, too, atol=1e-6)
     again, _ = reference.gated_close(
         back, bits, torch.ones(channels), torch.zeros(channels), inner
     )

@@ -186,8 +186,37 @@ def test_parameters_get_their_gradients_and_the_stream_misses_what_is_said(
     change = (found["dx"] - exact["dx"]).square().sum() / found["dx"].square().sum()
     said = [e.left_out for e in policy.effects if e.left_out]
     assert said
-    assert float(change) == pytest.approx(said[0], rel=0.02)
-    assert 0 < said[0] < 0.05
+    assert float(change) == pytest.approx(said[0], rel=0.05)
+    assert 0 < said[0] < 0.1
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_goes_on_stays_at_right_angles_to_the_input_and_to_one(layout: Any) -> None:
+    """Else weights that the norm makes free of scale would grow or shrink."""
+    seen: dict[str, Tensor] = {}
+
+    def rest(net: Net, y: Tensor, x: Tensor) -> Tensor:
+        seen["x"], seen["share"] = x.detach(), (y > 0).float().mean((0, 2, 3))
+        return behind_relu_in_place(net, y, x)
+
+    found, tape = run(rest, Gating(), layout=layout)
+    assert gated(tape)
+    dx, x = (t.transpose(0, 1).flatten(1).double() for t in (found["dx"], seen["x"]))
+    x = x - x.mean(1, keepdim=True)
+    angle = (dx * x).sum(1) / (dx.norm(dim=1) * x.norm(dim=1))
+    many = seen["share"] > 0.3  # where hardly any pass, they are not made to bear all of it
+    assert int(many.sum()) > 8
+    assert angle[many].abs().max() < 1e-3
+    assert (dx.sum(1) / (dx.norm(dim=1) * dx.shape[1] ** 0.5)).abs().max() < 1e-3
+
+
+def test_a_norm_with_running_statistics_takes_nothing_out_and_is_kept_whole() -> None:
+    torch.manual_seed(0)
+    net = Net(behind_relu)
+    net.norm.eval()
+    tape = encke.attach(net, policy=Gating())
+    net(torch.randn(8, 3, 12, 12)).sum().backward()
+    assert gated(tape) == []
 
 
 def test_a_norm_and_a_shortcut_behind_one_relu_are_both_gated() -> None:

@@ -39,7 +39,7 @@ class Adaptive:
                `step`, what `attach` takes where it has an optimizer, it is one per cent of
                the step that the optimizer takes
     reference  what that scale is: see `control.reference`
-    refresh    steps between observations (more often at first: steps 1, 2, 4, 8, …)
+    refresh    steps between observations (more often at first: steps 1, 2, 4, 8, 16, 24, …)
     guard      steps between comparisons with the true gradient; 0 for none
     prefer     "balance" takes entropy coding, "ratio" tries every codec on each tensor now
                and then (prediction among them, which is slower), "speed" fixed-length blocks
@@ -53,7 +53,7 @@ class Adaptive:
         optimizers: Iterable[torch.optim.Optimizer] = (),
         model: nn.Module | None = None,
         reference: Kind = "gradient",
-        refresh: int = 100,
+        refresh: int = 50,
         guard: int = 50,
         dither: bool = True,
         prefer: Literal["balance", "ratio", "speed"] = "balance",
@@ -84,7 +84,7 @@ class Adaptive:
         self._effects: list[Effect] = []
         self._observing = False
         self._step = 0
-        self._since = 0
+        self._next = 1
         self._gradients = 1
         self._shares: list[tuple[int, float]] = []
 
@@ -96,11 +96,10 @@ class Adaptive:
         elif self.guard.changed():
             self._allocate()
         self._step += 1
-        self._since += 1
-        early = self._step <= self.refresh and self._step & (self._step - 1) == 0
-        self._observing = early or self._since >= self.refresh
+        self._observing = self._step >= self._next
         if self._observing:
-            self._since = 0
+            apart = self._step if self._step < _EARLY else self._step // 2
+            self._next = self._step + max(1, min(apart, self.refresh))
         self.guard.begin(self._step)
 
     def treat(self, sight: Sight) -> Treatment:
@@ -142,7 +141,8 @@ class Adaptive:
         sensitivity = self._sensitivities(effects)
         for name, (found, values) in sensitivity.items():
             old = self.sensitivity.get(name)
-            if old is not None and old > 0 and found > 0 and self._step > _EARLY:
+            if old is not None and old > found > 0 and self._step > _EARLY:
+                # Tightened at once, loosened by and by.
                 found = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(found))
             self.sensitivity[name] = found
             self.values[name] = values
@@ -220,7 +220,7 @@ class Adaptive:
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self._step,
-            "since": self._since,
+            "next": self._next,
             "gradients": self._gradients,
             "shares": [list(pair) for pair in self._shares],
             "bounds": dict(self.bounds),
@@ -236,7 +236,8 @@ class Adaptive:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._step, self._since = state["step"], state["since"]
+        self._step = state["step"]
+        self._next = state.get("next", self._step + 1)
         self._gradients = state["gradients"]
         self._shares = [(int(order), float(share)) for order, share in state["shares"]]
         self.bounds = dict(state["bounds"])

@@ -3,7 +3,7 @@
 An error is harmless when it is small beside what training's own gradients do. What that is
 can be read from the gradients themselves or from the optimizer:
 
-gradient       mean of ‖g‖² over the steps seen: signal and minibatch noise together
+gradient       ‖g‖², averaged over the last steps seen: signal and minibatch noise together
 noise          ‖g‖² less the squared norm of the optimizer's running mean of g
 step           (1 - β²) ‖m‖² of the momentum m = Σ βᵏ g, along which the optimizer steps. The
                errors of single gradients are independent, so in m they add up to 1/(1 - β²)
@@ -28,7 +28,7 @@ from torch import Tensor
 from encke.errors import UnsupportedError
 
 Kind = Literal["gradient", "noise", "step", "momentum", "magnitude", "second_moment"]
-_MEMORY = 0.7  # of the running mean over refreshes
+_MEMORY = 0.3  # of the running mean over refreshes, in logarithms: gradients shrink fast
 
 
 class Reference:
@@ -52,8 +52,10 @@ class Reference:
 
     def see(self, name: str, square: float) -> None:
         """A gradient of parameter `name` had this squared norm."""
-        old = self.squares.get(name)
-        self.squares[name] = square if old is None else _MEMORY * old + (1 - _MEMORY) * square
+        old = self.squares.get(name, 0.0)
+        if old > 0 and square > 0:
+            square = old**_MEMORY * square ** (1 - _MEMORY)
+        self.squares[name] = square
 
     def of(self, name: str, parameter: Tensor | None) -> float:
         """The reference of a parameter; zero while there is none."""

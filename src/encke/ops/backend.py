@@ -67,6 +67,14 @@ class Backend(Protocol):
         inner: int,
         shape: tuple[int, ...],
     ) -> Tensor: ...
+    def gated_add(
+        self,
+        to: Tensor,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor],
+        inner: int,
+    ) -> None: ...
 
     def index_encode(self, x: Tensor) -> Tensor: ...
     def index_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...

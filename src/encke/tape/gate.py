@@ -5,12 +5,18 @@ gradient where the ReLU blocks. The gradients of its scale and offset then do no
 input there, nor does the convolution behind the ReLU. Only what the norm takes out of the
 gradient along its input does, dx = … - x̂ · mean(dy · x̂), and that product is small. So the
 values that pass are kept within the bound, and each channel's mean stands for the others.
-`left_out` says what that does to dx, and the policy takes it off its budget.
+
+What is missing would not be noise: along x̂ it has the same sign from step to step, and lets
+weights grow or shrink that the norm makes free of scale. So as much as the blocked values
+would have taken out along x̂ is taken out with those that pass (`straighten`), and dx stays
+at right angles to x̂ and to one. `left_out` says what is changed in dx all the same, and the
+policy takes it off its budget.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -21,12 +27,33 @@ from encke.ops.select import select
 from encke.tape.channels import Channels
 from encke.tape.kept import Sides
 from encke.tape.ledger import Held, Ledger
+from encke.tape.slot import Slot
+
+_MOST = 8.0  # times that blocked values may weigh those that pass: where hardly any pass
+
+
+def can_gate(node: Any) -> bool:
+    """Whether a norm takes anything out, and its backward gives what `straighten` needs."""
+    return (
+        node._saved_weight is not None
+        and all(before is not None for before, _ in node.next_functions[:2])
+        and getattr(node, "_saved_training", True)
+    )
 
 
 class Gate:
     """Which values of a norm's input a ReLU lets through, and what stands for the others."""
 
-    __slots__ = ("_channels", "_held", "_inner", "_other", "_shape", "_sides", "_spread")
+    __slots__ = (
+        "_centre",
+        "_channels",
+        "_held",
+        "_inner",
+        "_more",
+        "_other",
+        "_shape",
+        "_sides",
+    )
 
     def __init__(self, sides: Sides, t: Tensor, channels: Channels, ledger: Ledger) -> None:
         order = sides.order
@@ -34,8 +61,10 @@ class Gate:
         self._sides, self._channels = sides, channels
         self._shape = tuple(t.shape[d] for d in order)
         self._inner = math.prod(self._shape[place + 1 :])
-        self._other = self._spread = torch.empty(0)
-        self._held = Held(ledger, t.shape[1] * t.element_size())
+        #: Channel by channel: the mean of blocked values and of those that pass, and how many
+        #: times the squares of the one, about it, those of the other are.
+        self._other = self._centre = self._more = torch.empty(0)
+        self._held = Held(ledger, 3 * t.shape[1] * torch.float16.itemsize)
 
     @property
     def values(self) -> int:
@@ -56,16 +85,19 @@ class Gate:
         )
         # Over all of a channel the normalised values have mean zero and mean square one.
         every = memory.numel() / sums.shape[1]
-        blocked = (every - sums[0]).clamp(min=1)
-        mean = -sums[1] / blocked
-        self._other = mean.to(t.dtype)
-        self._spread = (every - sums[2] - blocked * mean**2).clamp(min=0)
+        passing, blocked = sums[0].clamp(min=1), (every - sums[0]).clamp(min=1)
+        centre, other = sums[1] / passing, -sums[1] / blocked
+        about = (sums[2] - passing * centre**2).clamp(min=1e-3)
+        missing = (every - sums[2] - blocked * other**2).clamp(min=0)
+        self._other, self._centre = other.half(), centre.half()
+        self._more = (missing / about).clamp(max=_MOST).half()
         return values
 
     def open(self, values: Tensor) -> Tensor:
         """The norm's input, from the normalised values that pass."""
         gain, shift = self._channels.back
-        return self.open_as(values, gain, shift, torch.addcmul(shift, self._other, gain))
+        other = torch.addcmul(shift, self._other.to(gain.dtype), gain)
+        return self.open_as(values, gain, shift, other)
 
     def open_as(self, values: Tensor, gain: Tensor, shift: Tensor, other: Tensor) -> Tensor:
         """Channel by channel, values · gain + shift where they pass and `other` elsewhere."""
@@ -82,16 +114,58 @@ class Gate:
         """Where no value passes."""
         return self._sides.mask().logical_not_()
 
-    def left_out(self, scale: Tensor | None, returned: Any) -> float:
-        """‖Δdx‖² / ‖dx‖² that follows from what is not kept.
+    def left_out(self, scale: Tensor, returned: Any) -> float:
+        """About ‖Δdx‖² / ‖dx‖² by what is not kept, after `straighten`.
 
         scale     the norm's weight
         returned  the gradients of the norm's input and of its weight
         """
         through, weight = returned[0], returned[1]
-        if through is None or weight is None or scale is None:
+        if through is None or weight is None:
             return 0.0
         whole = float(torch.linalg.vector_norm(through, dtype=torch.float32).double() ** 2)
         every = through.numel() / weight.numel()
-        along = scale.double() * self._channels.gain.double() * weight.double() / every
-        return float((along**2 * self._spread).sum()) / whole if whole > 0 else 0.0
+        # Of a channel's mean square one, this share lies about the two means.
+        about = 1 + self._centre.double() * self._other.double()
+        change = self._along(scale, weight, every).double() ** 2 * every * about
+        change *= self._more.double()
+        return float(change.sum()) / whole if whole > 0 else 0.0
+
+    def straighten(self, values: Tensor, scale: Tensor, returned: Any) -> None:
+        """Take out of dx, in place, what the blocked values would have taken out along x̂.
+
+        values  those that pass, normalised; the others as in `left_out`
+        """
+        through, weight = returned[0], returned[1]
+        if through is None or weight is None:
+            return
+        memory = layout.in_memory(through, self._sides.order)
+        pull = self._along(scale, weight, through.numel() / weight.numel())
+        pull *= self._more.to(pull.dtype)
+        select(values.device).gated_add(
+            memory,
+            values,
+            self._sides.gate_bits(),
+            (-pull, pull * self._centre.to(pull.dtype)),
+            self._inner,
+        )
+
+    def _along(self, scale: Tensor, weight: Tensor, every: float) -> Tensor:
+        """What dx has along x̂ before the norm takes it out, by channel."""
+        return scale * self._channels.gain * weight / every
+
+
+class Straighten:
+    """A hook on a norm's node: `Gate.straighten`, where its slot came to have a gate."""
+
+    __slots__ = ("_scale", "_slot")
+
+    def __init__(self, slot: Slot, scale: Tensor) -> None:
+        # The slot lives as long as the node's saved tensors, the node maybe longer.
+        self._slot, self._scale = weakref.ref(slot), scale.detach()
+
+    def __call__(self, returned: Any, _received: Any) -> None:
+        slot = self._slot()
+        if slot is not None and slot.gate is not None:
+            with torch.no_grad():
+                slot.gate.straighten(slot.values_that_pass(), self._scale, returned)

@@ -18,7 +18,7 @@ from encke.tape import graph, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
-from encke.tape.gate import Gate
+from encke.tape.gate import Gate, Straighten, can_gate
 from encke.tape.kept import (
     Derived,
     Integers,
@@ -57,6 +57,8 @@ class Keeping:
         self.order = 0
         self.packed: list[Callable[[Slot, Tensor], None]] = []
         self.waiting = Waiting()
+        #: Hooks for the node whose tensors are being kept.
+        self.straightened: list[Straighten] = []
         self._choices = Choices()
         self._lanes: Lanes | None = None
         self._unsettled: deque[weakref.ref[Unsettled]] = deque()
@@ -135,7 +137,7 @@ class Keeping:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
-        if channels is not None and self._may_gate(treatment, t):
+        if channels is not None and can_gate(node) and self._may_gate(treatment, t):
             return self._wait(node, site, t, storage, treatment, channels)
         slot = self.pack(site, t, treatment, channels=channels)
         self._watched(slot, t, storage, treatment)
@@ -190,6 +192,7 @@ class Keeping:
             if sides is not None and not slot.is_shared and Gate.fits(sides, exact):
                 gate = Gate(sides, exact, channels, self.ledger)
                 sides.gates = True
+                slot.will_be_asked_last()
             self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
             self._watched(slot, exact, storage, treatment)
             why = treatment.why or slot.why
@@ -199,6 +202,7 @@ class Keeping:
 
         store.remember(storage, Geometry.of(t), slot)
         self.waiting.add(Norm(node, tuple(t.shape), pack))
+        self.straightened.append(Straighten(slot, node._saved_weight))
         return self._noted(source, site, t, slot.nbytes, slot.why, slot)
 
     def pack(

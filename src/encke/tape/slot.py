@@ -190,6 +190,10 @@ class Slot:
         assert self.gate is not None
         return self.gate.open_as(self._asked(), gain, shift, torch.zeros_like(shift))
 
+    def values_that_pass(self) -> Tensor:
+        """What a gate lets through, normalised: the last that is asked of it."""
+        return self._asked()
+
     def _asked(self) -> Tensor:
         """What is packed, for the next op that asks; remembered if another will soon."""
         assert self._packed is not None
@@ -206,6 +210,10 @@ class Slot:
     def will_be_asked(self) -> None:
         """The op that is now being kept for will want the values."""
         self._asked_by.append(self._recent.order)
+
+    def will_be_asked_last(self) -> None:
+        """The op that asks first in forward order will ask once more, after all others."""
+        self._asked_by.insert(0, self._asked_by[0])
 
     def decoded(self) -> Tensor:
         """The values as backward will see them; looking does not count as a use."""

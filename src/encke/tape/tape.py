@@ -293,6 +293,10 @@ class Tape(Keeping):
                     seed=self.step,
                 )
             )
+        # After the probe, which calls the node again and compares.
+        for hook in self.straightened:
+            node.register_hook(hook)
+        self.straightened.clear()
 
     def _site(self, op: str, role: str) -> Site:
         place = (self._where.now, op, role)

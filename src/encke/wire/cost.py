@@ -3,7 +3,8 @@
 Two threads of a rank share its processors: one computes forward and backward, the other works
 off the buckets that are ready, one after another: encode, exchange, decode. While both
 have something to compute, each is slower by what the machine lacks; while bytes travel,
-nothing is computed for them but the share that the link itself needs. A step ends when both are done.
+nothing is computed for them but the share that the link itself needs. A step ends when both
+are done.
 """
 
 from __future__ import annotations

@@ -219,6 +219,34 @@ class Native:
         )
         return self._checked(status, out)
 
+    def gated_add(
+        self,
+        to: Tensor,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor],
+        inner: int,
+    ) -> None:
+        if {to.dtype, values.dtype} != {torch.float32} or not to.is_contiguous():
+            from encke.ops.reference import gated
+
+            gated.add(to, values, payload, scales, inner)
+            return
+        gain, shift = (s.float().contiguous() for s in scales)
+        status = self._m.gated_add(
+            values.data_ptr(),
+            values.numel(),
+            payload.data_ptr(),
+            payload.numel(),
+            gain.data_ptr(),
+            shift.data_ptr(),
+            gain.numel(),
+            inner,
+            to.data_ptr(),
+            to.numel(),
+        )
+        self._checked(status, to)
+
     def index_encode(self, x: Tensor) -> Tensor:
         return self._taken(self._m.index_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype]))
 

@@ -118,6 +118,18 @@ class Reference:
 
         return gated.open_(values, payload, scales, inner, shape)
 
+    def gated_add(
+        self,
+        to: Tensor,
+        values: Tensor,
+        payload: Tensor,
+        scales: tuple[Tensor, Tensor],
+        inner: int,
+    ) -> None:
+        from encke.ops.reference import gated
+
+        gated.add(to, values, payload, scales, inner)
+
     def index_encode(self, x: Tensor) -> Tensor:
         from encke.ops.reference import index
 

@@ -46,3 +46,15 @@ def open_(
     y = torch.zeros(chosen.shape, dtype=values.dtype, device=values.device)
     y[chosen] = values
     return torch.where(chosen, y * gain + shift, other.to(y.dtype)).view(shape)
+
+
+def add(
+    to: Tensor,
+    values: Tensor,
+    payload: Tensor,
+    scales: tuple[Tensor, Tensor],
+    inner: int,
+) -> None:
+    """to += next value · gain[c] + shift[c] where the bit is set; in place."""
+    zero = torch.zeros_like(scales[1])
+    to.add_(open_(values, payload, (*scales, zero), inner, tuple(to.shape)).to(to.dtype))

@@ -130,6 +130,9 @@ class Triton:
     def gated_open(self, *of: Any) -> Tensor:
         return Reference().gated_open(*of)
 
+    def gated_add(self, *of: Any) -> None:
+        Reference().gated_add(*of)
+
     def index_encode(self, x: Tensor) -> Tensor:
         key = ("index", x.numel(), x.dtype, 0)
         most = index.most_bytes(x.numel(), x.dtype)
