@@ -3,8 +3,10 @@
     python benchmarks/studies/ways.py benchmarks/studies/results
 
 A cell is compared with the plain cell of the same network, data and seed. `points` is the
-accuracy gained or lost, in points, over the cells that have one; `spread` their standard
-deviation; `error` that of the mean. Ratios are geometric means. `kept`, `peak` and `time` are
+accuracy gained or lost, in points, over the cells that have one, `median` their median;
+`spread` their standard deviation; `steady` the mean without networks and data on which plain's
+own seeds lie ten points apart or more; errors are those of the means. Ratios are geometric
+means. `kept`, `peak` and `time` are
 those of plain over the way's, but for time, where it is the way's over plain's.
 """
 
@@ -19,7 +21,21 @@ from pathlib import Path
 from encke.study import results
 from encke.study.results import Row
 
-COLUMNS = ("policy", "cells", "points", "spread", "error", "worst", "kept", "peak", "time")
+COLUMNS = (
+    "policy",
+    "cells",
+    "points",
+    "median",
+    "spread",
+    "error",
+    "steady",
+    "steady_error",
+    "worst",
+    "kept",
+    "peak",
+    "time",
+)
+_APART = 10.0  # points
 OUT = Path(__file__).parent.parent / "results" / "study_ways.csv"
 
 
@@ -49,13 +65,25 @@ def summary(policy: str, rows: list[Row], plain: dict[tuple[str, str, int], Row]
         for row in rows
         if row["metric"]["unit"] == "%" and row["metric"]["final"] is not None
     ]
-    spread = statistics.stdev(points) if len(points) > 1 else 0.0
+    finals: dict[tuple[str, str], list[float]] = {}
+    for (model, data, _), row in plain.items():
+        finals.setdefault((model, data), []).append(row["metric"]["final"])
+    steady = [
+        row["metric"]["final"] - plain[scene(row)]["metric"]["final"]
+        for row in rows
+        if row["metric"]["unit"] == "%"
+        and row["metric"]["final"] is not None
+        and _range(finals[scene(row)[:2]]) < _APART
+    ]
     return {
         "policy": policy,
         "cells": len(rows),
         "points": round(statistics.fmean(points), 2),
-        "spread": round(spread, 2),
-        "error": round(spread / math.sqrt(len(points)), 2),
+        "median": round(statistics.median(points), 2),
+        "spread": round(_spread(points), 2),
+        "error": round(_spread(points) / math.sqrt(len(points)), 2),
+        "steady": round(statistics.fmean(steady), 2),
+        "steady_error": round(_spread(steady) / math.sqrt(len(steady)), 2),
         "worst": round(min(points), 1),
         "kept": mean([row["memory"]["ratio"] for row in rows]),
         "peak": mean(
@@ -67,6 +95,14 @@ def summary(policy: str, rows: list[Row], plain: dict[tuple[str, str, int], Row]
         ),
         "time": mean([row["time"]["relative"] for row in rows]),
     }
+
+
+def _range(numbers: list[float]) -> float:
+    return max(numbers) - min(numbers)
+
+
+def _spread(numbers: list[float]) -> float:
+    return statistics.stdev(numbers) if len(numbers) > 1 else 0.0
 
 
 def mean(ratios: list[float | None]) -> float | str:

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import encke
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+#: The package under test: as installed it has the native kernels, in the tree maybe not.
+PACKAGE = Path(encke.__file__).parents[1]
 
 
 def torchrun(*arguments: str) -> str:
@@ -20,7 +24,7 @@ def torchrun(*arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, str(ROOT / "examples" / "cluster" / "train.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=900,

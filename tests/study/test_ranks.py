@@ -15,6 +15,7 @@ from many_ranks import LONGER, all_of, other_number, weights
 from ranks import run_on_ranks
 from small_cells import small_study
 
+import encke
 from encke.errors import UnsupportedError
 from encke.study.errors import StudyError
 from encke.study.exchange import parse
@@ -66,8 +67,8 @@ def test_the_command_trains_on_ranks_and_explains_its_plan_once(tmp_path: Path) 
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
     command += ["encke", "train", "mlp", "--data", "digits", "--policy", "encke"]
     command += ["--wire", "auto", "--steps", "4", "--batch", "128", "--out", "a", "--json"]
-    source = Path(__file__).parents[2] / "src"
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    package = Path(encke.__file__).parents[1]  # as installed, with its native kernels
+    environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
     )
