@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import zstandard
 from torch import Tensor
 
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS, Codec, Encoded, Request
+from encke.codec.frames import bytes_of, frame_of
 from encke.errors import CorruptStreamError
 from encke.ops.backend import Backend
 
@@ -104,9 +104,7 @@ class LosslessPlanes(Codec):
 
 def _squeezed(plane: _Bytes) -> bytes:
     """The plane as a zstd frame, or as it is where that is not longer."""
-    frame = zstandard.ZstdCompressor(
-        level=_LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False
-    ).compress(plane.data)
+    frame = frame_of(plane.data, level=_LEVEL)
     return frame if len(frame) < len(plane) else plane.tobytes()
 
 
@@ -115,19 +113,7 @@ def _restored(stored: _Bytes, size: int) -> _Bytes:
         return stored
     if not 0 < len(stored) < size:
         raise CorruptStreamError(f"a plane of {size} values takes {len(stored)} bytes")
-    frame = stored.tobytes()
-    try:
-        # A skippable frame also has a content size; zstd then decompresses to nothing.
-        if zstandard.get_frame_parameters(frame).content_size != size:
-            raise CorruptStreamError(f"a zstd frame does not hold the {size} bytes it should")
-        plane = zstandard.ZstdDecompressor().decompress(
-            frame, max_output_size=size, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise CorruptStreamError(f"a zstd frame is broken: {error}") from None
-    if len(plane) != size:
-        raise CorruptStreamError(f"a zstd frame holds {len(plane)} bytes instead of {size}")
-    return np.frombuffer(plane, dtype=np.uint8)
+    return np.frombuffer(bytes_of(stored.tobytes(), size), dtype=np.uint8)
 
 
 def _each(

@@ -175,7 +175,7 @@ class Adaptive:
             relative = effect.stream * max(upstream, 1.0)
             if effect.left_out > 0:
                 self.gates.see(
-                    str(effect.site),
+                    str(effect.consumer),
                     variance=effect.left_out * max(upstream, 1.0),
                     blocked=effect.blocked,
                 )

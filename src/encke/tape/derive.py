@@ -106,11 +106,12 @@ class Affine(Derived):
             order = layout.memory_order(x)
             channel = order.index(1)
             inner = math.prod(x.shape[d] for d in order[channel + 1 :])
-            if sides.bits is None or order != sides.order or gain.dtype != x.dtype:
+            bits = sides.bits
+            if bits is None or order != sides.order or gain.dtype != x.dtype:
                 return _where(sides, plain(x))
             kernels = select(x.device)
             memory = layout.to_memory(x, order)
-            y = kernels.affine_where(memory, sides.bits, gain, shift, inner)
+            y = kernels.affine_where(memory, bits, gain, shift, inner)
             return layout.from_memory(y, order)
 
         return Passed(self._of, compute, sides, self._own, f"mask of {self.how}")

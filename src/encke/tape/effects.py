@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from encke.tape import products
 from encke.tape.channels import NORMS
+from encke.tape.gate import Gate
 from encke.tape.graph import kept_for, leaf_behind, op_name, running_node
 from encke.tape.kept import Source, Whole, Window
 from encke.tape.protocol import Effect, Site
@@ -50,9 +51,10 @@ class Probe:
         with torch.no_grad():
             for role, source, consumer in uses:
                 for slot in source.slots():
-                    self._report(
-                        self._effect(node, role, source, slot, consumer, returned, received)
-                    )
+                    if slot.observed:
+                        self._report(
+                            self._effect(node, role, source, slot, consumer, returned, received)
+                        )
 
     def _effect(
         self,
@@ -96,9 +98,10 @@ class Probe:
         elif slot.error > 0:
             again = noise.during(lambda: node(*received))
             known["probed"], known["stream"] = difference(returned, _tuple(again), mine, onward)
-        if slot.gate is not None and not fan and consumer.op in NORMS:
-            known["left_out"] = slot.gate.left_out(node._saved_weight, returned)
-            known["blocked"] = slot.gate.values - slot.values
+        kept = source.slot if isinstance(source, Whole) else slot
+        if isinstance(kept.gate, Gate) and not fan and consumer.op in NORMS:
+            known["left_out"] = kept.gate.left_out(node._saved_weight, returned)
+            known["blocked"] = kept.gate.values - kept.values
         if slot.check is not None:
             exact = slot.check
             slot.noise = lambda _: exact
@@ -155,7 +158,9 @@ class Noise:
         values = square(plain) / count
         if isinstance(source, Whole | Window) and self._slot.channels is None:
             share = 1.0
-            if self._slot.exact_zeros:
+            if self._slot.gate is not None:
+                share = self._slot.values / self._slot.gate.values
+            elif self._slot.exact_zeros:
                 share = float(plain.count_nonzero()) / count
             return self._slot.error**2 / 3 * share, values
         return square(self.during(source.get) - plain) / count, values

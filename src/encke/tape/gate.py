@@ -11,6 +11,9 @@ weights grow or shrink that the norm makes free of scale. So as much as the bloc
 would have taken out along x̂ is taken out with those that pass (`straighten`), and dx stays
 at right angles to x̂ and to one. `left_out` says what is changed in dx all the same, and the
 policy takes it off its budget.
+
+A ReLU's result is sieved in the same way where it is kept with its values: the bits, which its
+backward needs anyway, say where the values lie, and what is packed has no zeros.
 """
 
 from __future__ import annotations
@@ -41,30 +44,20 @@ def can_gate(node: Any) -> bool:
     )
 
 
-class Gate:
-    """Which values of a norm's input a ReLU lets through, and what stands for the others."""
+class Passing:
+    """The values of a tensor that a ReLU lets through, closed up without gaps."""
 
-    __slots__ = (
-        "_centre",
-        "_channels",
-        "_held",
-        "_inner",
-        "_more",
-        "_other",
-        "_shape",
-        "_sides",
-    )
+    __slots__ = ("_inner", "_own", "_shape", "_sides")
 
-    def __init__(self, sides: Sides, t: Tensor, channels: Channels, ledger: Ledger) -> None:
-        order = sides.order
-        place = order.index(1)
-        self._sides, self._channels = sides, channels
-        self._shape = tuple(t.shape[d] for d in order)
-        self._inner = math.prod(self._shape[place + 1 :])
-        #: Channel by channel: the mean of blocked values and of those that pass, and how many
-        #: times the squares of the one, about it, those of the other are.
-        self._other = self._centre = self._more = torch.empty(0)
-        self._held = Held(ledger, 3 * t.shape[1] * torch.float16.itemsize)
+    #: Whether the others are known to be zero.
+    complete = False
+
+    def __init__(self, sides: Sides, t: Tensor) -> None:
+        self._sides = sides
+        self._shape = tuple(t.shape[d] for d in sides.order)
+        self._inner = math.prod(self._shape)
+        #: Gain and shift that make of what is kept what it stands for, if that is not the same.
+        self._own: tuple[Tensor, Tensor] | None = None
 
     @property
     def values(self) -> int:
@@ -76,13 +69,72 @@ class Gate:
         """Whether the bits lie as the values do."""
         return sides.order == layout.memory_order(t) and sides.shape == tuple(t.shape)
 
+    def is_of(self, sides: Sides) -> bool:
+        """Whether it is this ReLU's."""
+        return self._sides is sides
+
+    def blocked(self) -> Tensor:
+        """Where no value passes."""
+        return self._sides.mask().logical_not_()
+
+    def pick(self, t: Tensor) -> Tensor:
+        """Of any tensor of the same shape, in backward: what lies where values pass."""
+        return self._closed(t, self._sides.gate_bits())
+
+    def open_as(self, values: Tensor, gain: Tensor, shift: Tensor, other: Tensor) -> Tensor:
+        """Channel by channel, values · gain + shift where they pass and `other` elsewhere."""
+        if self._own is not None:
+            gain, shift = gain * self._own[0], torch.addcmul(shift, gain, self._own[1])
+        memory = select(values.device).gated_open(
+            values, self._sides.gate_bits(), (gain, shift, other), self._inner, self._shape
+        )
+        return layout.from_memory(memory, self._sides.order)
+
+    def _closed(self, t: Tensor, bits: Tensor) -> Tensor:
+        memory = layout.to_memory(t, self._sides.order)
+        one, zero = (torch.full((1,), n, dtype=t.dtype, device=t.device) for n in (1.0, 0.0))
+        return select(t.device).gated_close(memory, bits, one, zero, memory.numel())[0]
+
+
+class Sieve(Passing):
+    """A ReLU's own result: zero where it blocks."""
+
+    __slots__ = ()
+    complete = True
+
+    def close(self, t: Tensor) -> Tensor:
+        bits = self._sides.bits
+        assert bits is not None
+        return self._closed(t, bits)
+
+    def open(self, values: Tensor) -> Tensor:
+        one, zero = (
+            torch.full((1,), n, dtype=values.dtype, device=values.device) for n in (1.0, 0.0)
+        )
+        return self.open_as(values, one, zero, zero)
+
+
+class Gate(Passing):
+    """Which values of a norm's input a ReLU lets through, and what stands for the others."""
+
+    __slots__ = ("_centre", "_channels", "_held", "_more", "_other")
+
+    def __init__(self, sides: Sides, t: Tensor, channels: Channels, ledger: Ledger) -> None:
+        super().__init__(sides, t)
+        self._channels = channels
+        self._inner = math.prod(self._shape[sides.order.index(1) + 1 :])
+        #: Channel by channel: the mean of blocked values and of those that pass, and how many
+        #: times the squares of the one, about it, those of the other are.
+        self._other = self._centre = self._more = torch.empty(0)
+        self._held = Held(ledger, 3 * t.shape[1] * torch.float16.itemsize)
+
     def close(self, t: Tensor) -> Tensor:
         """The normalised values that pass, without gaps."""
         normal = self._channels.gain, self._channels.shift
         memory = layout.to_memory(t, self._sides.order)
-        values, sums = select(t.device).gated_close(
-            memory, self._sides.gate_bits(), *normal, self._inner
-        )
+        bits = self._sides.bits
+        assert bits is not None
+        values, sums = select(t.device).gated_close(memory, bits, *normal, self._inner)
         # Over all of a channel the normalised values have mean zero and mean square one.
         every = memory.numel() / sums.shape[1]
         passing, blocked = sums[0].clamp(min=1), (every - sums[0]).clamp(min=1)
@@ -93,26 +145,15 @@ class Gate:
         self._more = (missing / about).clamp(max=_MOST).half()
         return values
 
+    def will_hold(self, gain: Tensor, shift: Tensor) -> None:
+        """What is kept is not normalised: kept · gain + shift is, channel by channel."""
+        self._own = gain, shift
+
     def open(self, values: Tensor) -> Tensor:
-        """The norm's input, from the normalised values that pass."""
+        """The norm's input, from what is kept of those that pass."""
         gain, shift = self._channels.back
         other = torch.addcmul(shift, self._other.to(gain.dtype), gain)
         return self.open_as(values, gain, shift, other)
-
-    def open_as(self, values: Tensor, gain: Tensor, shift: Tensor, other: Tensor) -> Tensor:
-        """Channel by channel, values · gain + shift where they pass and `other` elsewhere."""
-        memory = select(values.device).gated_open(
-            values, self._sides.gate_bits(), (gain, shift, other), self._inner, self._shape
-        )
-        return layout.from_memory(memory, self._sides.order)
-
-    def is_of(self, sides: Sides) -> bool:
-        """Whether it is this ReLU's."""
-        return self._sides is sides
-
-    def blocked(self) -> Tensor:
-        """Where no value passes."""
-        return self._sides.mask().logical_not_()
 
     def left_out(self, scale: Tensor, returned: Any) -> float:
         """About ‖Δdx‖² / ‖dx‖² by what is not kept, after `straighten`.
@@ -134,7 +175,7 @@ class Gate:
     def straighten(self, values: Tensor, scale: Tensor, returned: Any) -> None:
         """Take out of dx, in place, what the blocked values would have taken out along x̂.
 
-        values  those that pass, normalised; the others as in `left_out`
+        values  what is kept of those that pass; the others as in `left_out`
         """
         through, weight = returned[0], returned[1]
         if through is None or weight is None:
@@ -142,12 +183,11 @@ class Gate:
         memory = layout.in_memory(through, self._sides.order)
         pull = self._along(scale, weight, through.numel() / weight.numel())
         pull *= self._more.to(pull.dtype)
+        gain, shift = -pull, pull * self._centre.to(pull.dtype)
+        if self._own is not None:
+            gain, shift = gain * self._own[0], torch.addcmul(shift, gain, self._own[1])
         select(values.device).gated_add(
-            memory,
-            values,
-            self._sides.gate_bits(),
-            (-pull, pull * self._centre.to(pull.dtype)),
-            self._inner,
+            memory, values, self._sides.gate_bits(), (gain, shift), self._inner
         )
 
     def _along(self, scale: Tensor, weight: Tensor, every: float) -> Tensor:
@@ -166,6 +206,6 @@ class Straighten:
 
     def __call__(self, returned: Any, _received: Any) -> None:
         slot = self._slot()
-        if slot is not None and slot.gate is not None:
+        if slot is not None and isinstance(slot.gate, Gate):
             with torch.no_grad():
                 slot.gate.straighten(slot.values_that_pass(), self._scale, returned)

@@ -18,7 +18,7 @@ from encke.tape import graph, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
-from encke.tape.gate import Gate, Straighten, can_gate
+from encke.tape.gate import Gate, Sieve, Straighten, can_gate
 from encke.tape.kept import (
     Derived,
     Integers,
@@ -29,13 +29,14 @@ from encke.tape.kept import (
     Whole,
 )
 from encke.tape.lane import Lanes, Parcel
-from encke.tape.ledger import Held, Ledger, SavedStorage, WaitingHeld
+from encke.tape.ledger import Held, Ledger, SavedStorage, Storages, WaitingHeld
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
+from encke.tape.residual import Remainder, added_to, affine_of
 from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
 from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
-from encke.tape.waiting import Norm, Waiting
+from encke.tape.waiting import Norm, Passage, Waiting
 
 #: Tensors of fewer bytes stay as they are: a header would eat what is saved.
 SMALL = 4096
@@ -51,6 +52,7 @@ class Keeping:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.ledger = Ledger()
+        self.storages = Storages(self.ledger)
         self.records = Records()
         self.recent = Recent()
         self.step = 0
@@ -137,15 +139,16 @@ class Keeping:
         if treatment.bound is None or storage.is_held():
             why = treatment.why if treatment.bound is None else "kept anyway"
             return self._as_it_is(site, t, storage, why)
-        if channels is not None and can_gate(node) and self._may_gate(treatment, t):
+        may = treatment.normalise and self._may_gate(treatment, t)
+        if channels is not None and can_gate(node) and may:
             return self._wait(node, site, t, storage, treatment, channels)
-        slot = self.pack(site, t, treatment, channels=channels)
+        sides = store.find_sides(storage, geometry)
+        sieve = self._sieve(sides, t, treatment) if channels is None else None
+        slot = self.pack(site, t, treatment, channels=channels, gate=sieve)
         self._watched(slot, t, storage, treatment)
         store.remember(storage, geometry, slot)
-        sides = store.find_sides(storage, geometry)
-        if sides is not None and slot.exact_zeros:
-            self.records.follow(sides.site, slot.site)
-            sides.follow(Whole(slot))
+        if sides is not None:
+            self._tell(sides, slot)
         return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
 
     def _watched(
@@ -159,11 +162,27 @@ class Keeping:
             slot.check = t.detach()
             slot.checked = storage.hold()
 
+    def _tell(self, sides: Sides, slot: Slot) -> None:
+        """The values of a ReLU's result are in `slot`."""
+        if slot.exact_zeros:
+            self.records.follow(sides.site, slot.site)
+            sides.follow(Whole(slot))
+        else:
+            sides.known_to(slot)
+
+    def _sieve(self, sides: Sides | None, t: Tensor, treatment: Treatment) -> Sieve | None:
+        """What packs a ReLU's result without its zeros, if that may be."""
+        if sides is None or not sides.has_bits or not self._may_gate(treatment, t):
+            return None
+        if not Sieve.fits(sides, t):
+            return None
+        sides.gates = True
+        return Sieve(sides, t)
+
     def _may_gate(self, treatment: Treatment, t: Tensor) -> bool:
-        """Whether a norm's input may be kept only where a ReLU passes: on the host, packed."""
+        """Whether only what a ReLU passes may be kept: on the host, packed."""
         return (
             treatment.gate
-            and treatment.normalise
             and treatment.bound is not None
             and not isinstance(treatment.bound, Lossless)
             and not treatment.offload
@@ -187,12 +206,15 @@ class Keeping:
         slot.observed = treatment.observe or treatment.check
         source = Whole(slot)
 
-        def pack(sides: Sides | None) -> None:
+        def pack(passage: Passage | None) -> None:
             gate = None
-            if sides is not None and not slot.is_shared and Gate.fits(sides, exact):
-                gate = Gate(sides, exact, channels, self.ledger)
-                sides.gates = True
+            if passage is not None and not slot.is_shared and Gate.fits(passage.sides, exact):
+                gate = Gate(passage.sides, exact, channels, self.ledger)
+                passage.sides.gates = True
                 slot.will_be_asked_last()
+                if self._follows(node, slot, exact, passage, gate):
+                    slot.channels = channels
+                    return
             self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
             self._watched(slot, exact, storage, treatment)
             why = treatment.why or slot.why
@@ -205,6 +227,42 @@ class Keeping:
         self.straightened.append(Straighten(slot, node._saved_weight))
         return self._noted(source, site, t, slot.nbytes, slot.why, slot)
 
+    def _follows(
+        self, node: Any, slot: Slot, exact: Tensor, passage: Passage, gate: Gate
+    ) -> bool:
+        """Let a norm's input follow from the sum behind it (`tape.residual`), if it can.
+
+        What the ReLU puts out is then kept here, for whoever asks for it.
+        """
+        out, sides = passage.out, passage.sides
+        if passage.sum is None or out is None or out.dtype != exact.dtype:
+            return False
+        added = added_to(passage.sum, node, sides)
+        affine = affine_of(node, exact.dtype) if added is not None else None
+        storage = self.storages.of(out)
+        if added is None or affine is None or storage.is_held() or not store.is_dense(out):
+            return False
+        sight = Sight(site=sides.site, tensor=out, step=self.step, order=self.order)
+        treatment = self.policy.treat(sight)
+        if treatment.bound is None or isinstance(treatment.bound, Lossless):
+            return False
+        gate.close(exact)  # for the means of what passes and of what does not
+        sieve = self._sieve(sides, out, treatment)
+        kept = self.pack(sides.site, out, treatment, gate=sieve)
+        if sieve is None and not kept.exact_zeros:
+            return False
+        self._watched(kept, out, storage, treatment)
+        store.remember(storage, Geometry.of(out), kept)
+        values = Whole(kept)
+        bits = sides.nbytes
+        self._tell(sides, kept)
+        slot.gate = gate
+        slot.follow(Remainder(values, added, affine, gate))
+        stored = kept.nbytes + (bits if sieve is not None else 0)
+        self._noted(values, sides.site, out, stored, treatment.why or kept.why, kept)
+        self.records.share(slot.site, sides.site, exact, "the sum less what was added:")
+        return True
+
     def pack(
         self,
         site: Site,
@@ -212,13 +270,13 @@ class Keeping:
         treatment: Treatment,
         *,
         channels: Channels | None = None,
-        gate: Gate | None = None,
+        gate: Gate | Sieve | None = None,
         lasting: bool = True,
         into: Slot | None = None,
     ) -> Slot:
         """The values of `t`, packed as `treatment` says.
 
-        gate     lets through what is packed of a norm's input
+        gate     lets through what is packed
         into     the slot to fill, in place of a new one
         lasting  whether `t` stays as it is for as long as anybody refers to it. Then a device
                  need not be waited for: what turns out too long is packed again
@@ -236,7 +294,7 @@ class Keeping:
         options: dict[str, Any] = {
             "codec": codec,
             "dither": treatment.dither and not exact and zeros,
-            "keep_nonzero": not exact and zeros,
+            "keep_nonzero": not exact and zeros and gate is None,
             "seed": (self.step << 20) + self.order if not exact else 0,
         }
         lane = None if self._lanes is None else self._lanes.of(t.device)
@@ -259,7 +317,7 @@ class Keeping:
         if codec == "auto":
             self._choices.put(site, self.step, number, slot.codec)
         slot.channels, slot.gate = channels, gate
-        slot.exact_zeros = zeros and channels is None
+        slot.exact_zeros = zeros and channels is None and gate is None
         return slot
 
     def _go_on(self, packed: Unsettled) -> Unsettled:

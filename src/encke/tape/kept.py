@@ -8,8 +8,10 @@ nothing but a shape. Several ops may share a slot and each have a source of thei
 from __future__ import annotations
 
 import math
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from encke.ops.select import select
 from encke.tape.ledger import Held, Ledger
 from encke.tape.protocol import Site
 from encke.tape.slot import Slot
+from encke.tape.tight import Tight
 
 
 class Source(ABC):
@@ -56,7 +59,7 @@ class Whole(Source):
         return self.slot.value()
 
     def slots(self) -> Iterator[Slot]:
-        yield self.slot
+        return self.slot.origins()
 
 
 class Window(Source):
@@ -108,13 +111,14 @@ class Sides(Source):
     __slots__ = (
         "__weakref__",
         "_again",
-        "_bits",
-        "_dtype",
         "_held",
+        "_known",
         "_shape",
         "_sides",
-        "_slot",
+        "_tight",
+        "_values",
         "device",
+        "dtype",
         "gates",
         "order",
         "site",
@@ -139,13 +143,15 @@ class Sides(Source):
         self._shape = tuple(t.shape[d] for d in self.order)
         kernels = select(t.device)
         if mask is None:
-            self._bits: Tensor | None = kernels.positive_encode(layout.to_memory(t, self.order))
+            bits = kernels.positive_encode(layout.to_memory(t, self.order))
         else:
-            self._bits = kernels.mask_encode(layout.to_memory(mask, self.order))
-        self._held: Held | None = Held(ledger, self._bits.numel())
-        self._dtype, self._sides = t.dtype, sides
-        self._slot: Source | None = None
-        #: The bits once more, for a gate: from the ReLU's backward to that of what it gates.
+            bits = kernels.mask_encode(layout.to_memory(mask, self.order))
+        self._tight: Tight | None = Tight(bits)
+        self._held: Held | None = Held(ledger, self._tight.nbytes)
+        self.dtype, self._sides = t.dtype, sides
+        self._values: Source | None = None
+        self._known: weakref.ref[Slot] | None = None
+        #: The bits once more, for a gate: from the first backward that asks to the last.
         self._again: Tensor | None = None
 
     @property
@@ -157,56 +163,72 @@ class Sides(Source):
     @property
     def bits(self) -> Tensor | None:
         """One bit a value in memory order; None where the zeros of a slot tell."""
-        return self._bits
+        if self._again is not None:
+            return self._again
+        return self._tight.get() if self._tight is not None else None
+
+    @property
+    def has_bits(self) -> bool:
+        return self._tight is not None
 
     @property
     def nbytes(self) -> int:
-        return self._bits.numel() if self._bits is not None else 0
+        return self._tight.nbytes if self._tight is not None else 0
 
-    def follow(self, values: Source) -> None:
+    @property
+    def slot(self) -> Slot | None:
+        """The slot that has the values of this very tensor, if one does."""
+        return self._known() if self._known is not None else None
+
+    def known_to(self, slot: Slot) -> None:
+        """The values are in `slot`; the sides stay here."""
+        self._known = weakref.ref(slot)
+
+    def follow(self, values: Whole) -> None:
         """From now on the zeros of `values`, which are exact, tell the sides."""
-        self._slot, self._bits, self._held = values, None, None
+        self._values, self._tight, self._held = values, None, None
+        self.known_to(values.slot)
 
     def gate_bits(self) -> Tensor:
-        """The bits in memory order, wherever they come from."""
-        if self._bits is not None:
-            return self._bits
+        """The bits in memory order, wherever they come from; in backward, where others will
+        ask for them too."""
         if self._again is None:
-            self._again = select(self.device).mask_encode(
-                layout.to_memory(self.mask(), self.order)
-            )
+            bits = self.bits
+            if bits is None:
+                memory = layout.to_memory(self.mask(), self.order)
+                bits = select(self.device).mask_encode(memory)
+            self._again = bits
         return self._again
 
     def mask(self) -> Tensor:
-        if self._again is not None:
-            flat = select(self._again.device).mask_decode(self._again, math.prod(self._shape))
-            return layout.from_memory(flat.view(self._shape), self.order)
-        if self._bits is None:
-            assert self._slot is not None
+        bits = self.bits
+        if bits is None:
+            assert self._values is not None
             # Not a sign: an error may take a small positive value below zero.
-            return self._slot.get() != 0
-        kernels = select(self._bits.device)
-        flat = kernels.mask_decode(self._bits, math.prod(self._shape))
+            return self._values.get() != 0
+        flat = select(bits.device).mask_decode(bits, math.prod(self._shape))
         return layout.from_memory(flat.view(self._shape), self.order)
 
     def get(self) -> Tensor:
         one, other = self._sides
-        if self._bits is not None and (one, other) == (1.0, 0.0):
-            kernels = select(self._bits.device)
-            flat = kernels.positive_decode(self._bits, math.prod(self._shape), self._dtype)
-            return layout.from_memory(flat.view(self._shape), self.order)
-        if self._slot is not None and (one, other) == (1.0, 0.0):
-            # ReLU's backward asks what is positive: the magnitude tells, in a single pass.
-            magnitude = self._slot.get().abs()
-            if self.gates:
-                memory = layout.to_memory(magnitude, self.order)
-                self._again = select(magnitude.device).positive_encode(memory)
-            return magnitude
-        mask = self.mask()
         if (one, other) == (1.0, 0.0):
-            return mask.to(self._dtype)
-        high, low = torch.tensor([one, other], dtype=self._dtype, device=mask.device)
+            return self._ones()
+        mask = self.mask()
+        high, low = torch.tensor([one, other], dtype=self.dtype, device=mask.device)
         return torch.where(mask, high, low)
+
+    def _ones(self) -> Tensor:
+        """Something positive where the sides say so: what ReLU's backward asks for."""
+        bits = self.gate_bits() if self.gates and self._tight is not None else self.bits
+        if bits is not None:
+            flat = select(bits.device).positive_decode(bits, math.prod(self._shape), self.dtype)
+            return layout.from_memory(flat.view(self._shape), self.order)
+        assert self._values is not None
+        magnitude = self._values.get().abs()  # the magnitude tells, in a single pass
+        if self.gates:
+            memory = layout.to_memory(magnitude, self.order)
+            self._again = select(magnitude.device).positive_encode(memory)
+        return magnitude
 
 
 class TwoValued(Source):
@@ -231,7 +253,7 @@ class TwoValued(Source):
 class Integers(Source):
     """Integers or truth values, narrowed without loss; `restore` undoes a change of form."""
 
-    __slots__ = ("_dtype", "_held", "_packed", "_restore")
+    __slots__ = ("_about", "_dtype", "_held", "_restore", "_tight", "nbytes")
     how = "index"
 
     def __init__(
@@ -243,16 +265,15 @@ class Integers(Source):
         restore: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         codec = "mask" if t.dtype == torch.bool else "index"
-        self._packed = compress(t, Lossless(), codec=codec)
-        self._held = Held(ledger, self._packed.nbytes)
+        packed = compress(t, Lossless(), codec=codec)
+        self._tight = Tight(packed.payload)
+        self._about = replace(packed, payload=packed.payload[:0])
+        self.nbytes = self._about.nbytes + self._tight.nbytes
+        self._held = Held(ledger, self.nbytes)
         self._dtype, self._restore = dtype or t.dtype, restore
 
-    @property
-    def nbytes(self) -> int:
-        return self._packed.nbytes
-
     def get(self) -> Tensor:
-        value = self._packed.decompress()
+        value = replace(self._about, payload=self._tight.get()).decompress()
         return (self._restore(value) if self._restore else value).to(self._dtype)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,8 @@ from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
 
 if TYPE_CHECKING:
-    from encke.tape.gate import Gate
+    from encke.tape.gate import Gate, Sieve
+    from encke.tape.residual import Remainder
 
 
 class Recent:
@@ -64,7 +65,7 @@ class Slot:
     """One tensor's values. `error` is zero where they are exact.
 
     With `channels`, what is packed and what `error` is about are the normalised values; with a
-    `gate`, those of them that it lets through.
+    `gate`, those that it lets through.
     """
 
     __slots__ = (
@@ -84,6 +85,7 @@ class Slot:
         "nbytes",
         "noise",
         "observed",
+        "remainder",
         "site",
         "values",
         "why",
@@ -96,7 +98,9 @@ class Slot:
         self._exact: Tensor | None = None
         self._held: Held | WaitingHeld | None = None
         self.channels: Channels | None = None
-        self.gate: Gate | None = None
+        self.gate: Gate | Sieve | None = None
+        #: Where its values follow from those of other slots, in place of anything packed.
+        self.remainder: Remainder | None = None
         self.error = 0.0
         self.exact_zeros = False
         self.codec = ""
@@ -160,12 +164,27 @@ class Slot:
         self.values = packed.plain_nbytes // packed.dtype.itemsize
         self.error = 0.0 if isinstance(packed.bound, Lossless) else packed.promised
 
+    def follow(self, remainder: Remainder) -> None:
+        """Hold nothing from now on: other slots tell."""
+        self._exact = self._packed = self._held = None
+        self.remainder = remainder
+        self.codec, self.nbytes, self.values = "", 0, 0
+
+    def origins(self) -> Iterator[Slot]:
+        """The slots whose errors are in the values: itself, unless it follows others."""
+        return iter((self,)) if self.remainder is None else self.remainder.slots()
+
     @property
     def kind(self) -> str:
         """exact, lossless or lossy."""
         if self._exact is not None:
             return "exact"
         return "lossless" if self.is_exact else "lossy"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is held as it is only until it is known how to pack it."""
+        return isinstance(self._held, WaitingHeld)
 
     @property
     def is_shared(self) -> bool:
@@ -182,6 +201,8 @@ class Slot:
             return self.noise(self.decoded())
         if self._exact is not None:
             return self._exact
+        if self.remainder is not None and self.remainder.is_probed():
+            return self._whole(self.remainder.values())
         return self._whole(self._asked())
 
     def passed(self, gain: Tensor, shift: Tensor) -> Tensor:
@@ -196,7 +217,6 @@ class Slot:
 
     def _asked(self) -> Tensor:
         """What is packed, for the next op that asks; remembered if another will soon."""
-        assert self._packed is not None
         found = self._recent.get(self)
         if found is None:
             found = self._unpacked()
@@ -223,6 +243,8 @@ class Slot:
 
     def _unpacked(self) -> Tensor:
         """The values, of a gate's those that pass."""
+        if self.remainder is not None:
+            return self.remainder.values()
         assert self._packed is not None
         decoded = self._packed.decompress()
         if self.gate is not None or self.channels is None:

@@ -97,7 +97,7 @@ def find_values(storage: SavedStorage, geometry: Geometry) -> Source | None:
     """A source for a tensor whose values are kept already."""
     for known, reference in storage.kept:
         slot = reference()
-        if not isinstance(slot, Slot) or slot.gate is not None:
+        if not isinstance(slot, Slot) or (slot.gate is not None and not slot.gate.complete):
             continue  # what a gate leaves out, another op may need
         if known == geometry:
             return Whole(slot)

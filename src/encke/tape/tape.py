@@ -17,7 +17,6 @@ from encke.tape.handle import Handle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
-from encke.tape.ledger import Storages
 from encke.tape.protocol import Effect, Policy, Site
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
@@ -37,7 +36,6 @@ class Tape(Keeping):
         super().__init__(policy)
         self.model = model
         self._where = Whereabouts(model)
-        self._storages = Storages(self.ledger)
         self._watch: Watch | None = None
         self._depth = 0
         self._pauses = 0
@@ -273,7 +271,7 @@ class Tape(Keeping):
             if t is None or not self._is_ours(t, role):
                 continue
             site = self._site(op, role)
-            storage = self._storages.of(t)
+            storage = self.storages.of(t)
             source = self.keep(node, site, t, storage)
             handle = Handle(source, site, t, storage)
             raw.register_hooks(_Give(handle), unpack)

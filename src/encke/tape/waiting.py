@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -20,14 +21,28 @@ from encke.tape.kept import Sides
 _PATIENCE = 6  # ops that a norm waits: a shortcut's convolution and norm come between
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The ReLU that a norm's output goes into.
+
+    sides  which values it lets through
+    sum    the sum between the two, if there is one
+    out    what the ReLU put out, as it did, if that is still there
+    """
+
+    sides: Sides
+    sum: Any
+    out: Tensor | None
+
+
 class Norm:
     """A norm that waits.
 
-    pack  called once, with the ReLU's sides if what they block may be left out, else None
+    pack  called once, with the passage if what a ReLU blocks may be left out, else None
     """
 
     def __init__(
-        self, node: Any, shape: tuple[int, ...], pack: Callable[[Sides | None], None]
+        self, node: Any, shape: tuple[int, ...], pack: Callable[[Passage | None], None]
     ) -> None:
         self.pack = pack
         self._shape = shape
@@ -35,6 +50,8 @@ class Norm:
         self._chain: list[tuple[Any, weakref.ref[Tensor] | None]] = [(node, None)]
         self._relu: Any = None
         self._sides: Sides | None = None
+        #: What the ReLU put out, and its version then.
+        self._out: tuple[weakref.ref[Tensor], int] | None = None
         self._spoilt = False
         self._number: int = node._sequence_nr()
         self._met = 0
@@ -67,6 +84,9 @@ class Norm:
                 made = [t for t in outputs if t.grad_fn is node]
                 self._spoilt |= not made
                 self._chain[number] = (node, weakref.ref(made[0]) if made else None)
+        if self._relu is not None and self._out is None:
+            made = [t for t in outputs if t.grad_fn is self._relu]
+            self._out = (weakref.ref(made[0]), made[0]._version) if made else None
 
     def is_over(self) -> bool:
         """Whether it is known what becomes of the norm's output."""
@@ -74,7 +94,19 @@ class Norm:
 
     def settle(self) -> None:
         """Pack, as what is known allows."""
-        self.pack(None if self._spoilt or not self._is_alone() else self._sides)
+        if self._spoilt or self._sides is None or not self._is_alone():
+            self.pack(None)
+        else:
+            total = self._chain[1][0] if len(self._chain) > 1 else None
+            self.pack(Passage(self._sides, total, self._unchanged()))
+
+    def _unchanged(self) -> Tensor | None:
+        """What the ReLU put out, if nobody has changed it since."""
+        if self._out is None:
+            return None
+        found = self._out[0]()
+        same = found is not None and found._version == self._out[1]
+        return found if same and found is not None and found.grad_fn is self._relu else None
 
     def spoil(self) -> None:
         """Something happened that cannot be followed."""
@@ -124,10 +156,13 @@ class Waiting:
             norm.came_out(outputs)
 
     def settle(self, *, all_: bool = False) -> None:
-        """Pack what waits no longer: as a new op starts, or because the forward pass ends."""
+        """Pack what waits no longer: as a new op starts, or because the forward pass ends.
+
+        The latest first: of two norms that are added, the earlier may follow from the later.
+        """
         over = [norm for norm in self._norms if all_ or norm.is_over()]
         self._norms = [norm for norm in self._norms if norm not in over]
-        for norm in over:
+        for norm in reversed(over):
             norm.settle()
 
 

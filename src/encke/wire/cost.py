@@ -32,15 +32,27 @@ class Workload:
 
     together  how fast each of two busy threads runs, of the speed of one alone: 1 where
               there are processors for both, ½ where all are taken
+    alone     time of a rank's computation while the other ranks of its machine wait, of that
+              with all of them busy: below 1 where there are fewer processors than ranks
     """
 
     seconds: float
     buckets: Sequence[Bucket]
     together: float
+    alone: float = 1.0
 
     @property
     def nbytes(self) -> int:
         return sum(bucket.nbytes for bucket in self.buckets)
+
+    def uneven(self, loads: Sequence[float]) -> float:
+        """Seconds until all ranks are done; `loads` are theirs as timed with all ranks busy.
+
+        >>> crowded = Workload(seconds=1.0, buckets=[], together=0.5, alone=0.5)
+        >>> crowded.uneven([2.0, 2.0]), crowded.uneven([2.0, 0.0])
+        (2.0, 1.0)
+        """
+        return max(self.alone * max(loads), sum(loads) / len(loads))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

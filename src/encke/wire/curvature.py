@@ -171,7 +171,7 @@ def plan_curvature(
 def _row(
     work: CurvatureWork, plan: Plan, *, fraction: float, pair: tuple[int, int], compressed: bool
 ) -> CurvatureRow:
-    link, units = plan.link, work.units
+    link, units, step = plan.link, work.units, plan.workload
     base = plan.row(plan.chosen).seconds
     grid = Placement.of([unit.cost for unit in units], world=link.world, fraction=fraction)
     by_rank = [
@@ -179,7 +179,7 @@ def _row(
         for rank in range(link.world)
     ]
     by_column = [[u for rank in column for u in by_rank[rank]] for column in grid.columns]
-    solved = max(sum(unit.solve for unit in own) for own in by_rank)
+    solved = step.uneven([sum(unit.solve for unit in own) for own in by_rank])
     # One after another, as they stand in the queue; columns and rows work side by side.
     shared = max(
         sum(
@@ -192,7 +192,7 @@ def _row(
         _broadcast(link, sum(unit.gradient for unit in own), len(grid.columns))
         for own in by_column
     )
-    multiplied = max(sum(unit.multiply for unit in own) for own in by_column)
+    multiplied = step.uneven([sum(unit.multiply for unit in own) for own in by_column])
     factor_interval, inverse_interval = pair
     renewed = _with_factors(work, plan, compressed=compressed) - base + work.average
     return CurvatureRow(

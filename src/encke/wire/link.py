@@ -15,9 +15,11 @@ from encke.wire.pieces import all_to_all_bytes
 
 _START = 1 << 18
 _LARGEST = 1 << 25
-_ENOUGH = 0.06  # seconds that one exchange takes before larger ones are left out
+_ENOUGH = 0.12  # seconds that one exchange takes before larger ones are left out
 _LATENCIES = 9
-_PAIRS = 3  # of exchanges of the last size and half of it
+_TIMES = 3  # that the largest is timed; more often while that is cheap
+_MOST_TIMES = 9
+_LONG = 0.4  # seconds of that which suffice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,10 +108,13 @@ def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
     while taken < _ENOUGH and size < _LARGEST:
         size *= 2
         taken = timed(size)
-    # The first bytes may pass a shaped link unhindered: the slope is that of the later ones.
+    # The first bytes may pass a shaped link unhindered: what counts comes after these.
     shares.clear()
-    pairs = [(timed(size // 2), timed(size)) for _ in range(_PAIRS)]
+    times: list[float] = []
+    while len(times) < _TIMES or (
+        len(times) < _MOST_TIMES and sum(times) < _LONG  # the same on every rank
+    ):
+        times.append(timed(size))
     busy = slowest(min(1.0, statistics.median(shares)), group, device)
-    half, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
-    slope = max((whole - half) / (size - size // 2), 0.5 * whole / size)
-    return Line(latency=latency, bandwidth=1.0 / slope, busy=busy)
+    whole = statistics.median(times)
+    return Line(latency=latency, bandwidth=size / max(whole - latency, 0.5 * whole), busy=busy)

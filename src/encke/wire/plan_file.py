@@ -25,6 +25,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "workload": {
             "seconds": work.seconds,
             "together": work.together,
+            "alone": work.alone,
             "buckets": [[b.values, b.nbytes, b.ready] for b in work.buckets],
         },
         "codings": [
@@ -52,6 +53,7 @@ def plan_of_json(value: Any) -> Plan:
             workload=Workload(
                 seconds=float(work["seconds"]),
                 together=float(work["together"]),
+                alone=float(work.get("alone", 1.0)),
                 buckets=[
                     Bucket(values=int(values), nbytes=int(nbytes), ready=float(ready))
                     for values, nbytes, ready in work["buckets"]

@@ -31,7 +31,10 @@ from encke.wire.protocol import Observation, Segment
 from encke.wire.reduce import in_one_round, sample_of
 
 _FIRST_BUCKET = 1 << 20  # DDP's, so that the exchange begins early
-_STEPS = 6  # of which the first warms up
+_WARM = 2  # steps that are not counted
+_STEPS = 5  # that are; more while they are short
+_MOST_STEPS = 15
+_LONG = 0.8  # seconds of steps that suffice
 _MEASURED = 16 << 20  # bytes of gradients that codecs are timed on
 _ROUNDS = 4  # of which the first warms up
 
@@ -121,7 +124,10 @@ def _workload(
     steps: list[tuple[float, dict[int, float]]] = []
     try:
         with torch.random.fork_rng():
-            for _ in range(_STEPS):
+            while len(steps) < _WARM + _STEPS or (
+                len(steps) < _WARM + _MOST_STEPS
+                and sum(taken for taken, _ in steps) < _LONG  # the same on every rank
+            ):
                 model.zero_grad()
                 arrival.clear()
                 dist.barrier(group=group)
@@ -136,7 +142,8 @@ def _workload(
             handle.remove()
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    seconds, times = sorted(steps[1:], key=lambda step: step[0])[(len(steps) - 1) // 2]
+    counted = sorted(steps[_WARM:], key=lambda step: step[0])
+    seconds, times = counted[(len(counted) - 1) // 2]
     ordered = sorted(parameters, key=lambda p: times.get(id(p), seconds))
     buckets = _buckets(ordered, times, cap_mb)
     flats = [
@@ -144,7 +151,13 @@ def _workload(
         for p in parameters
     ]
     model.zero_grad(set_to_none=True)
-    work = Workload(seconds=seconds, buckets=buckets, together=_together(group))
+    room = _room(group)
+    work = Workload(
+        seconds=seconds,
+        buckets=buckets,
+        together=min(1.0, room / 2) / min(1.0, room),
+        alone=min(1.0, room),
+    )
     # The order of arrival may differ between ranks in the last digits of time; rank 0's counts.
     shared = [work]
     dist.broadcast_object_list(shared, group_src=0, group=group)
@@ -168,14 +181,12 @@ def _buckets(
     return found
 
 
-def _together(group: Any) -> float:
-    """Speed of each of two busy threads of a rank, of one alone, with all ranks busy."""
+def _room(group: Any) -> float:
+    """Processors of this machine for each thread of the ranks on it."""
     hosts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(hosts, socket.gethostname(), group=group)
     here = hosts.count(socket.gethostname())
-    threads = here * torch.get_num_threads()
-    room = processors.usable() / threads
-    return min(1.0, room / 2) / min(1.0, room)
+    return processors.usable() / (here * torch.get_num_threads())
 
 
 def _codings(

@@ -1,0 +1,93 @@
+"""A residual block's last norm, from what goes into the block and what comes out.
+
+Where a block ends with out = relu(γ x̂ + β + added), and `added` follows from what is kept (the
+output of the block before, or another norm on a shortcut), so does x̂ wherever the ReLU passes:
+x̂ = (out - added - β) / γ. Only there does the norm need it (`tape.gate`). So its input is not
+kept at all, and `out`, which the next block's convolution asks for anyway, is kept a little
+more exactly. The errors of both are in x̂, divided by γ: with small γ it does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encke.tape.channels import NORMS
+from encke.tape.derive import Affine, Deriver
+from encke.tape.gate import Gate
+from encke.tape.graph import leaf_behind, op_name
+from encke.tape.kept import Sides, Source, Whole
+from encke.tape.slot import Slot
+
+_STEEPEST = 4.0  # the largest mean of 1/γ² with which it is done
+
+
+class Remainder:
+    """The sum of a residual block less what was added, where the ReLU behind it passes."""
+
+    __slots__ = ("_added", "_gate", "_out")
+
+    def __init__(
+        self, out: Whole, added: Source, affine: tuple[Tensor, Tensor], gate: Gate
+    ) -> None:
+        scale, offset = affine
+        self._out, self._added, self._gate = out, added, gate
+        gate.will_hold(1 / scale, -offset / scale)
+
+    def slots(self) -> Iterator[Slot]:
+        """The slots whose errors are in the values."""
+        yield from self._out.slots()
+        yield from self._added.slots()
+
+    def is_probed(self) -> bool:
+        """Whether one of the slots hands out something else than it holds, for a probe."""
+        return any(slot.noise is not None for slot in self.slots())
+
+    def values(self) -> Tensor:
+        """γ x̂ + β without gaps; one of the two is whole at a time."""
+        out = self._out.slot
+        sieved = out.gate is not None and out.noise is None
+        total = out.values_that_pass() if sieved else self._gate.pick(self._out.get())
+        rest = self._gate.pick(self._added.get())
+        return torch.sub(total, rest, out=rest)
+
+
+def added_to(node: Any, norm: Any, sides: Sides) -> Source | None:
+    """What the sum `node` adds to the output of `norm`, if that follows from what is kept.
+
+    sides  of the ReLU behind the sum; elsewhere the values do not matter
+    """
+    others = [(one, number) for one, number in node.next_functions if one is not norm]
+    if node._saved_alpha != 1 or len(others) != 1 or others[0][0] is None:
+        return None
+    other, number = others[0]
+    about = other._input_metadata[number]
+    if tuple(about.shape) != sides.shape or about.dtype != sides.dtype:
+        return None
+    if op_name(other) == "Relu":
+        before = Deriver.source(other, "result")
+        slot = before.slot if isinstance(before, Sides) else None
+        if slot is not None:
+            return Whole(slot)
+        return Deriver().value_of(other, sides.shape)
+    if op_name(other) in NORMS and not _waits(Deriver.source(other, "input")):
+        found = Deriver().value_of(other, sides.shape)
+        return found.behind(sides) if isinstance(found, Affine) else None
+    return None
+
+
+def _waits(source: Source | None) -> bool:
+    """Whether it is not yet known how a norm's input is kept."""
+    return isinstance(source, Whole) and source.slot.waits
+
+
+def affine_of(norm: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """A norm's γ and β, if dividing by γ does not make errors much larger."""
+    scale = norm._saved_weight.detach().to(dtype)
+    offset = leaf_behind(norm.next_functions[2][0])
+    if offset is None or not bool(scale.square().reciprocal().mean() <= _STEEPEST):
+        return None
+    return scale, offset.detach().to(dtype)
