@@ -151,8 +151,9 @@ class Sides(Source):
         self.dtype, self._sides = t.dtype, sides
         self._values: Source | None = None
         self._known: weakref.ref[Slot] | None = None
-        #: The bits once more, for a gate: from the first backward that asks to the last.
-        self._again: Tensor | None = None
+        #: The bits as they are: while what goes with them is packed (see `settle`), and again
+        #: from the first backward that asks for them to the last.
+        self._again: Tensor | None = bits
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,9 +185,14 @@ class Sides(Source):
         """The values are in `slot`; the sides stay here."""
         self._known = weakref.ref(slot)
 
+    def settle(self) -> None:
+        """Let go of the bits as they are: nothing more is packed by them."""
+        self._again = None
+
     def follow(self, values: Whole) -> None:
         """From now on the zeros of `values`, which are exact, tell the sides."""
         self._values, self._tight, self._held = values, None, None
+        self._again = None
         self.known_to(values.slot)
 
     def gate_bits(self) -> Tensor:

@@ -177,6 +177,7 @@ class Tape(Keeping):
         """Everything is kept that backward will ask for."""
         with torch.no_grad():
             self.waiting.settle(all_=True)
+        self.settle_sides()
         stored, plain = self.ledger.stored, self.ledger.plain
         self.last_forward = stored, plain
         kept = getattr(self.policy, "kept", None)  # for policies that plan by size

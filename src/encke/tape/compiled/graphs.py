@@ -109,7 +109,7 @@ class CompiledGraph:
         self._kept += 1
         if tape is None:
             if place.sides:
-                return Kept(index, Sides(place.site, t, (1.0, 0.0), Ledger()))
+                return Kept(index, _settled(Sides(place.site, t, (1.0, 0.0), Ledger())))
             return Kept(index, _as_it_is(place.site, t))
         kept = Kept(index, _keep(tape, place, t), tape)
         if index == 0:
@@ -210,7 +210,7 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
     source: Source
     count = t.numel() * t.element_size()
     if place.sides:
-        source = sides = Sides(place.site, t, (1.0, 0.0), tape.ledger)
+        source = sides = _settled(Sides(place.site, t, (1.0, 0.0), tape.ledger))
         how, codec, error, stored = sides.how, sides.how, 0.0, sides.nbytes
         why = "a comparison's outcome: one bit each"
     elif t.is_floating_point():
@@ -249,6 +249,11 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
         )
     )
     return source
+
+
+def _settled(sides: Sides) -> Sides:
+    sides.settle()
+    return sides
 
 
 def _as_it_is(site: Site, t: Tensor, *, why: str = KEEP.why, tape: Tape | None = None) -> Whole:
