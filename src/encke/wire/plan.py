@@ -12,8 +12,10 @@ from encke.wire.link import Line, Link
 from encke.wire.reduce import in_one_round
 
 PLAIN = "none"
-#: A choice must be faster by this share to be preferred to a more exact one.
+#: A choice must be faster by this share to be preferred to a more exact one,
 WORTHWHILE = 0.03
+#: and compression by this one to be preferred to none: about what predictions are off by.
+DECLINED = 0.06
 _RECENT = 64  # observed steps of a choice that are remembered
 
 
@@ -116,7 +118,10 @@ class Plan:
     def best(self) -> Choice:
         """The most exact of the choices that are not noticeably slower than the fastest."""
         rows = self.rows()
-        near = [row for row in rows if row.seconds <= rows[0].seconds * (1 + WORTHWHILE)]
+        fastest = rows[0].seconds
+        if any(row.choice == EXACT and row.seconds <= fastest * (1 + DECLINED) for row in rows):
+            return EXACT
+        near = [row for row in rows if row.seconds <= fastest * (1 + WORTHWHILE)]
         return min(near, key=lambda row: (row.choice.tolerance, row.seconds)).choice
 
     # -- while training ------------------------------------------------------------------------
@@ -180,7 +185,7 @@ class Plan:
             change = min(coded) / rows[EXACT] - 1
             return (
                 f"exact: compression would make a step {abs(change):.1%} "
-                f"{'longer' if change > 0 else 'shorter'}, worth it from {WORTHWHILE:.0%} on"
+                f"{'longer' if change > 0 else 'shorter'}, worth it from {DECLINED:.0%} on"
             )
         return (
             f"{self.chosen}: {rows.get(EXACT, 0.0) / rows[self.chosen]:.2f}× as fast as exact"
