@@ -6,8 +6,9 @@ A cell is a number of ranks at a rate. In each, `gradients` examines `tune`: eve
 tolerance, and no compression, trains for some steps, in turn. `curvature` examines
 `tune_curvature`: K-FAC with every worker fraction, factors compressed and exact. Nothing is
 fitted to the cells. Those of two ranks at 200 and 1000 Mbit/s were looked at while the model of
-a step was written, those of two ranks at 500 Mbit/s and of two and four unshaped when it was decided
-how long the tuner measures and when it declines; the others are held out. Cells that are in the file are not measured again.
+a step was written, those of two ranks at 500 Mbit/s and of two and four unshaped when it was
+decided how long the tuner measures and when it declines; the others are held out. Cells that
+are in the file are not measured again.
 
 `regret` is what the choice took beyond the best of its cell.
 """
@@ -25,7 +26,7 @@ from encke.wire.bench.links import Rate
 from encke.wire.bench.run import run_ranks
 
 RESULTS = Path(__file__).parent / "results" / "wire_tuner.csv"
-SEEN = {("2", "200mbit"), ("2", "500mbit"), ("2", "1gbit"), ("2", "unshaped"), ("4", "unshaped")}
+SEEN = {("2", rate) for rate in ("200mbit", "500mbit", "1gbit", "unshaped")} | {("4", "unshaped")}
 MODULES = {
     "gradients": "encke.wire.bench.tuning",
     "curvature": "encke.wire.bench.curving",
