@@ -26,7 +26,8 @@ from encke.wire.bench.links import Rate
 from encke.wire.bench.run import run_ranks
 
 RESULTS = Path(__file__).parent / "results" / "wire_tuner.csv"
-SEEN = {("2", rate) for rate in ("200mbit", "500mbit", "1gbit", "unshaped")} | {("4", "unshaped")}
+_OF_TWO = ("200mbit", "500mbit", "1gbit", "unshaped")
+SEEN = {("2", rate) for rate in _OF_TWO} | {("4", "unshaped")}
 MODULES = {
     "gradients": "encke.wire.bench.tuning",
     "curvature": "encke.wire.bench.curving",
