@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from watching import Watching
 
 import encke
-from encke.tape import Effect, Sight, Treatment
 from encke.tape.channels import Channels
 
 ERROR = 0.25
 
 
-class Normalising:
+def normalising() -> Watching:
     """One bound for the normalised values; the exact tensors beside."""
-
-    def __init__(self, *, normalise: bool = True) -> None:
-        self.effects: list[Effect] = []
-        self.sights: list[Sight] = []
-        self._normalise = normalise
-
-    def begin(self, step: int) -> None:
-        self.effects.clear()
-        self.sights.clear()
-
-    def treat(self, sight: Sight) -> Treatment:
-        self.sights.append(sight)
-        return Treatment(
-            bound=encke.Absolute(ERROR),
-            codec="entropy",
-            normalise=self._normalise,
-            observe=True,
-            check=True,
-        )
-
-    def observe(self, effect: Effect) -> None:
-        self.effects.append(effect)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+    return Watching(encke.Absolute(ERROR), codec="entropy", normalise=True, check=True)
 
 
 def uneven(count: int = 8) -> Tensor:
@@ -83,7 +54,7 @@ def test_errors_of_normalised_inputs_are_predicted(training: bool) -> None:
         network[0].weight.copy_(torch.eye(16).view(16, 16, 1, 1))
         network(uneven(64))  # running statistics that are no longer those of the start
     network.train(training)
-    policy = Normalising()
+    policy = normalising()
     tape = encke.attach(network, policy=policy)
     sums: dict[str, list[float]] = {}
     for step in range(12):
@@ -103,7 +74,7 @@ def test_errors_of_normalised_inputs_are_predicted(training: bool) -> None:
 
 
 def test_only_inputs_of_batch_norms_have_channels() -> None:
-    network, policy = net(), Normalising()
+    network, policy = net(), normalising()
     tape = encke.attach(network, policy=policy)
     network(uneven()).sum().backward()
     tape.detach()

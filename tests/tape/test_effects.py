@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from watching import Watching
 
 import encke
-from encke.tape import Effect, Sight, Tape, Treatment
+from encke.tape import Tape
 from encke.tape.effects import difference
 
 
-class Checking:
+def checking(bound: encke.Bound) -> Watching:
     """Keeps everything within one bound and the exact tensors beside."""
-
-    def __init__(self, bound: encke.Bound) -> None:
-        self.bound = bound
-        self.effects: list[Effect] = []
-
-    def begin(self, step: int) -> None:
-        self.effects.clear()
-
-    def treat(self, sight: Sight) -> Treatment:
-        return Treatment(bound=self.bound, derive=False, observe=True, check=True)
-
-    def observe(self, effect: Effect) -> None:
-        self.effects.append(effect)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+    return Watching(bound, derive=False, check=True)
 
 
 LAYERS = {
@@ -63,7 +44,7 @@ def test_the_measured_error_is_that_of_the_parameters_gradients(name: str) -> No
         found = torch.autograd.grad((output * way).sum(), [inputs, *layer.parameters()])
         return list(found[1:]), found[0]
 
-    policy = Checking(encke.RangeRelative(0.05))
+    policy = checking(encke.RangeRelative(0.05))
     plain, flow = gradients(None)
     kept, lossy_flow = gradients(Tape(policy))
     (effect,) = policy.effects
@@ -77,7 +58,7 @@ def test_the_measured_error_is_that_of_the_parameters_gradients(name: str) -> No
 
 def test_weights_that_are_no_parameters_of_the_model_have_a_name() -> None:
     weight = torch.randn(48, 48, requires_grad=True)
-    policy = Checking(encke.RangeRelative(0.05))
+    policy = checking(encke.RangeRelative(0.05))
     with Tape(policy):
         loss = F.linear(torch.randn(64, 48), weight).square().sum()
     loss.backward()
@@ -102,7 +83,7 @@ def test_an_input_that_asks_for_a_gradient_is_not_taken_for_the_parameter(named:
     model = Residual(nn.Parameter(torch.randn(48, 32)))
     added = torch.randn(256, 32, requires_grad=True)  # larger than the weight
     x = torch.randn(256, 48, requires_grad=True)
-    policy = Checking(encke.RangeRelative(0.05))
+    policy = checking(encke.RangeRelative(0.05))
     way = torch.randn(256, 32)
     with Tape(policy, model=model if named else None):
         output = model(added, x)

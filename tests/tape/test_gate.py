@@ -9,34 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from watching import Gating
 
 import encke
-from encke.tape import Effect, Sight, Treatment
 
 FINE = 1e-6  # an error so small that only what is left out shows
-
-
-class Gating:
-    """One bound for everything, with gates wherever the tape may set them."""
-
-    def __init__(self, error: float = FINE, *, gate: bool = True, check: bool = False) -> None:
-        self.effects: list[Effect] = []
-        self._how = {"bound": encke.Absolute(error), "gate": gate, "check": check}
-
-    def begin(self, step: int) -> None:
-        self.effects.clear()
-
-    def treat(self, sight: Sight) -> Treatment:
-        return Treatment(codec="entropy", normalise=True, observe=True, **self._how)
-
-    def observe(self, effect: Effect) -> None:
-        self.effects.append(effect)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
 
 
 class Net(nn.Module):
@@ -178,7 +155,7 @@ def test_parameters_get_their_gradients_and_the_stream_misses_what_is_said(
     rest: Any, layout: Any
 ) -> None:
     exact, _ = run(rest, None, layout=layout)
-    policy = Gating()
+    policy = Gating(FINE)
     found, tape = run(rest, policy, layout=layout)
     assert gated(tape) == ["norm/NativeBatchNorm.input"]
     for name in ("norm.weight", "norm.bias", "second.weight"):
@@ -199,7 +176,7 @@ def test_what_goes_on_stays_at_right_angles_to_the_input_and_to_one(layout: Any)
         seen["x"], seen["share"] = x.detach(), (y > 0).float().mean((0, 2, 3))
         return behind_relu_in_place(net, y, x)
 
-    found, tape = run(rest, Gating(), layout=layout)
+    found, tape = run(rest, Gating(FINE), layout=layout)
     assert gated(tape)
     dx, x = (t.transpose(0, 1).flatten(1).double() for t in (found["dx"], seen["x"]))
     x = x - x.mean(1, keepdim=True)
@@ -214,14 +191,14 @@ def test_a_norm_with_running_statistics_takes_nothing_out_and_is_kept_whole() ->
     torch.manual_seed(0)
     net = Net(behind_relu)
     net.norm.eval()
-    tape = encke.attach(net, policy=Gating())
+    tape = encke.attach(net, policy=Gating(FINE))
     net(torch.randn(8, 3, 12, 12)).sum().backward()
     assert gated(tape) == []
 
 
 def test_a_norm_and_a_shortcut_behind_one_relu_are_both_gated() -> None:
     exact, _ = run(behind_a_residual_sum, None)
-    found, tape = run(behind_a_residual_sum, Gating())
+    found, tape = run(behind_a_residual_sum, Gating(FINE))
     assert gated(tape) == ["norm/NativeBatchNorm.input", "other/NativeBatchNorm.input"]
     for name in ("norm.weight", "norm.bias", "other.weight", "other.bias"):
         assert torch.allclose(found[name], exact[name], rtol=1e-4, atol=1e-6), name
@@ -230,7 +207,7 @@ def test_a_norm_and_a_shortcut_behind_one_relu_are_both_gated() -> None:
 @pytest.mark.parametrize("rest", UNGATED, ids=lambda f: f.__name__)
 def test_where_anything_else_uses_the_output_nothing_is_left_out(rest: Any) -> None:
     exact, _ = run(rest, None)
-    found, tape = run(rest, Gating())
+    found, tape = run(rest, Gating(FINE))
     assert gated(tape) == []
     for name, gradient in exact.items():
         assert torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5), name
@@ -243,7 +220,7 @@ def test_an_input_that_another_op_keeps_too_is_kept_whole() -> None:
         return net.second(y) + slope + x * x  # keeps x, after the norm was packed
 
     exact, _ = run(shared, None)
-    found, _ = run(shared, Gating())
+    found, _ = run(shared, Gating(FINE))
     assert torch.allclose(found["second.weight"], exact["second.weight"], rtol=1e-4, atol=1e-6)
     change = (found["dx"] - exact["dx"]).square().sum() / exact["dx"].square().sum()
     assert float(change) < 0.05

@@ -9,36 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from watching import Gating
 
 import encke
-from encke.tape import Effect, Sight, Site, Treatment
+from encke.tape import Site
 from encke.tape.keeping import Keeping
 
 LAST = "norm/NativeBatchNorm.input"
 FINE = 1e-5
-
-
-class Kept:
-    """One bound for everything, gates wherever the tape may set them."""
-
-    def __init__(self, error: float = FINE, *, check: bool = False) -> None:
-        self.effects: list[Effect] = []
-        self._how = {"bound": encke.Absolute(error), "gate": True, "check": check}
-
-    def begin(self, step: int) -> None:
-        self.effects.clear()
-
-    def treat(self, sight: Sight) -> Treatment:
-        return Treatment(codec="entropy", normalise=True, observe=True, **self._how)
-
-    def observe(self, effect: Effect) -> None:
-        self.effects.append(effect)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
 
 
 class Block(nn.Module):
@@ -106,7 +84,7 @@ STAY = [of_a_part, broadcast, of_something_not_kept]
 
 def run(
     join: Any,
-    policy: Kept | None,
+    policy: Gating | None,
     *,
     scale: float = 1.0,
     layout: Any = torch.contiguous_format,
@@ -131,11 +109,11 @@ def followed(tape: Any) -> list[str]:
 def test_the_gradients_are_those_with_the_norm_kept(
     join: Any, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, tape = run(join, Kept(), layout=layout)
+    found, tape = run(join, Gating(FINE), layout=layout)
     assert followed(tape) == [LAST]
     assert tape.records.get(Site("norm", "NativeBatchNorm", "input")).stored == 0
     monkeypatch.setattr(Keeping, "_follows", lambda *_: False)
-    kept, tape = run(join, Kept(), layout=layout)
+    kept, tape = run(join, Gating(FINE), layout=layout)
     assert not followed(tape)
     for name, gradient in kept.items():
         assert torch.allclose(found[name], gradient, rtol=2e-3, atol=1e-6), name
@@ -144,19 +122,19 @@ def test_the_gradients_are_those_with_the_norm_kept(
 @pytest.mark.parametrize("join", STAY, ids=lambda f: f.__name__)
 def test_where_it_does_not_follow_it_is_kept(join: Any) -> None:
     exact, _ = run(join, None)
-    found, tape = run(join, Kept())
+    found, tape = run(join, Gating(FINE))
     assert followed(tape) == []
     for name in ("norm.weight", "norm.bias", "head.weight"):
         assert torch.allclose(found[name], exact[name], rtol=1e-3, atol=1e-5), name
 
 
 def test_with_a_small_weight_it_is_kept() -> None:
-    assert followed(run(added, Kept(), scale=0.3)[1]) == []
-    assert followed(run(added, Kept(), scale=0.0)[1]) == []
+    assert followed(run(added, Gating(FINE), scale=0.3)[1]) == []
+    assert followed(run(added, Gating(FINE), scale=0.0)[1]) == []
 
 
 def test_errors_of_both_ends_are_predicted_as_they_are_measured() -> None:
-    policy = Kept(0.1, check=True)
+    policy = Gating(0.1, check=True)
     run(added, policy)
     effects = [e for e in policy.effects if str(e.consumer) == LAST]
     assert len({e.site for e in effects}) == 2
@@ -167,17 +145,17 @@ def test_errors_of_both_ends_are_predicted_as_they_are_measured() -> None:
 
 
 def test_less_is_held_than_with_the_norm_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tape = run(added, Kept(0.1))
+    _, tape = run(added, Gating(0.1))
     fewer, _ = tape.last_forward
     monkeypatch.setattr(Keeping, "_follows", lambda *_: False)
-    _, tape = run(added, Kept(0.1))
+    _, tape = run(added, Gating(0.1))
     assert fewer < 0.85 * tape.last_forward[0]
 
 
 def test_backward_may_run_twice() -> None:
     torch.manual_seed(0)
     net = Block(with_a_shortcut)
-    encke.attach(net, policy=Kept(0.1))
+    encke.attach(net, policy=Gating(0.1))
     loss = net(torch.randn(8, 3, 12, 12)).square().mean()
     loss.backward(retain_graph=True)
     once = {name: p.grad.clone() for name, p in net.named_parameters()}
@@ -189,7 +167,7 @@ def test_backward_may_run_twice() -> None:
 def test_a_result_of_relu_is_packed_without_its_zeros() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
-    policy = Kept(0.05)
+    policy = Gating(0.05)
     tape = encke.attach(net, policy=policy)
     seen: dict[str, Any] = {}
     tape.packed.append(lambda slot, t: seen.__setitem__(str(slot.site), (slot, t.clone())))
@@ -209,7 +187,7 @@ def test_a_result_of_relu_is_packed_without_its_zeros() -> None:
 def test_masks_of_patches_take_less_than_a_bit_a_value() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    tape = encke.attach(net, policy=Kept(0.05))
+    tape = encke.attach(net, policy=Gating(0.05))
     smooth = F.interpolate(torch.randn(2, 1, 6, 6), size=(96, 96), mode="bilinear")
     net(smooth).sum().backward()
     mask = tape.records.get(Site("1", "Relu", "result"))

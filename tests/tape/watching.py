@@ -1,0 +1,46 @@
+"""A policy that treats every tensor alike, and remembers what it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import encke
+from encke.tape import Effect, Sight, Treatment
+
+
+class Watching:
+    """Every tensor as `how` says, with its effect on gradients reported.
+
+    effects, sights  of the step that runs, or ran last
+    """
+
+    def __init__(self, bound: encke.Bound, **how: Any) -> None:
+        self.effects: list[Effect] = []
+        self.sights: list[Sight] = []
+        self._how = {"bound": bound, "observe": True, **how}
+
+    def begin(self, step: int) -> None:
+        self.effects.clear()
+        self.sights.clear()
+
+    def treat(self, sight: Sight) -> Treatment:
+        self.sights.append(sight)
+        return Treatment(**self._how)
+
+    def observe(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Gating(Watching):
+    """One bound for everything, with gates wherever the tape may set them."""
+
+    def __init__(self, error: float, *, gate: bool = True, check: bool = False) -> None:
+        super().__init__(
+            encke.Absolute(error), codec="entropy", normalise=True, gate=gate, check=check
+        )
