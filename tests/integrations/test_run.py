@@ -193,6 +193,7 @@ def test_an_error_that_encke_itself_might_raise_is_the_scripts_if_the_script_rai
     assert told.startswith("Traceback")
 
 
+@pytest.mark.slow
 def test_ranks_that_torch_starts_each_compress_their_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\n"
