@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watching import Gating
+from watching import Gating, check_two_backwards
 
 import encke
 
@@ -253,14 +253,7 @@ def test_measured_and_predicted_errors_of_a_gated_norm_agree() -> None:
 
 def test_backward_may_run_twice() -> None:
     torch.manual_seed(0)
-    net = Net(behind_a_residual_sum)
-    encke.attach(net, policy=Gating(0.1))
-    loss = net(torch.randn(8, 3, 12, 12)).square().mean()
-    loss.backward(retain_graph=True)
-    once = {name: p.grad.clone() for name, p in net.named_parameters()}
-    net.zero_grad()
-    loss.backward()
-    assert all(torch.equal(p.grad, once[name]) for name, p in net.named_parameters())
+    check_two_backwards(Net(behind_a_residual_sum), torch.randn(8, 3, 12, 12))
 
 
 def test_a_nan_passes() -> None:

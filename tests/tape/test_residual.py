@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from watching import Gating
+from watching import Gating, check_two_backwards
 
 import encke
 from encke.tape import Site
@@ -154,14 +154,7 @@ def test_less_is_held_than_with_the_norm_kept(monkeypatch: pytest.MonkeyPatch) -
 
 def test_backward_may_run_twice() -> None:
     torch.manual_seed(0)
-    net = Block(with_a_shortcut)
-    encke.attach(net, policy=Gating(0.1))
-    loss = net(torch.randn(8, 3, 12, 12)).square().mean()
-    loss.backward(retain_graph=True)
-    once = {name: p.grad.clone() for name, p in net.named_parameters()}
-    net.zero_grad()
-    loss.backward()
-    assert all(torch.equal(p.grad, once[name]) for name, p in net.named_parameters())
+    check_two_backwards(Block(with_a_shortcut), torch.randn(8, 3, 12, 12))
 
 
 def test_a_result_of_relu_is_packed_without_its_zeros() -> None:

@@ -18,9 +18,8 @@ def slot_asked_by(*orders: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, 
     """A slot that ops in these places of the forward pass will ask, and its decodings."""
     recent = Recent()
     packed = compress(torch.randn(64, 64), encke.Absolute(0.1))
-    slot = Slot.packed(
-        Site(module="", op="Relu", role="result"), packed, Ledger(), recent=recent
-    )
+    slot = Slot(Site(module="", op="Relu", role="result"), recent=recent)
+    slot.fill(packed, Ledger())
     for order in orders:
         recent.order = order
         slot.will_be_asked()

@@ -1,8 +1,11 @@
-"""A policy that treats every tensor alike, and remembers what it is told."""
+"""A policy that treats every tensor alike and remembers what it is told, and a check."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 import encke
 from encke.tape import Effect, Sight, Treatment
@@ -44,3 +47,14 @@ class Gating(Watching):
         super().__init__(
             encke.Absolute(error), codec="entropy", normalise=True, gate=gate, check=check
         )
+
+
+def check_two_backwards(net: nn.Module, x: Tensor) -> None:
+    """A graph that is retained gives the same gradients once more."""
+    encke.attach(net, policy=Gating(0.1))
+    loss = net(x).square().mean()
+    loss.backward(retain_graph=True)
+    once = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    loss.backward()
+    assert all(torch.equal(p.grad, once[name]) for name, p in net.named_parameters())

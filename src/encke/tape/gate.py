@@ -90,6 +90,11 @@ class Passing:
         )
         return layout.from_memory(memory, self._sides.order)
 
+    def _bits_now(self) -> Tensor:
+        """The bits in forward, where they are not held for others."""
+        bits = self._sides.bits
+        return self._sides.gate_bits() if bits is None else bits
+
     def _closed(self, t: Tensor, bits: Tensor) -> Tensor:
         memory = layout.to_memory(t, self._sides.order)
         one, zero = (torch.full((1,), n, dtype=t.dtype, device=t.device) for n in (1.0, 0.0))
@@ -103,9 +108,7 @@ class Sieve(Passing):
     complete = True
 
     def close(self, t: Tensor) -> Tensor:
-        bits = self._sides.bits
-        assert bits is not None
-        return self._closed(t, bits)
+        return self._closed(t, self._bits_now())
 
     def open(self, values: Tensor) -> Tensor:
         one, zero = (
@@ -132,9 +135,9 @@ class Gate(Passing):
         """The normalised values that pass, without gaps."""
         normal = self._channels.gain, self._channels.shift
         memory = layout.to_memory(t, self._sides.order)
-        bits = self._sides.bits
-        assert bits is not None
-        values, sums = select(t.device).gated_close(memory, bits, *normal, self._inner)
+        values, sums = select(t.device).gated_close(
+            memory, self._bits_now(), *normal, self._inner
+        )
         # Over all of a channel the normalised values have mean zero and mean square one.
         every = memory.numel() / sums.shape[1]
         passing, blocked = sums[0].clamp(min=1), (every - sums[0]).clamp(min=1)

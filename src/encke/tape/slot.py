@@ -131,20 +131,6 @@ class Slot:
         slot.exact_zeros = True
         return slot
 
-    @classmethod
-    def packed(
-        cls,
-        site: Site,
-        packed: Packed | Parcel | Unsettled,
-        ledger: Ledger,
-        *,
-        recent: Recent,
-        offload: bool = False,
-    ) -> Slot:
-        slot = cls(site, recent=recent)
-        slot.fill(packed, ledger, offload=offload)
-        return slot
-
     def fill(
         self, packed: Packed | Parcel | Unsettled, ledger: Ledger, *, offload: bool = False
     ) -> None:
