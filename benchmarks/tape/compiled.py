@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet_cifar": ("resnet_cifar", {}, 128),
     "resnet_cifar, depth 8": ("resnet_cifar", {"depth": 8}, 128),
     "resnet18": ("resnet18", {}, 16),
+    "resnet50": ("resnet50", {}, 8),
     "gpt": ("gpt", {}, 8),
     "gpt, 2 layers": ("gpt", {"n_layer": 2}, 8),
     "gpt, 2 layers of 192": ("gpt", {"n_layer": 2, "n_embd": 192, "n_head": 3}, 8),
@@ -266,7 +267,7 @@ def _policy(way: str, loop: Loop) -> Any:
         return encke.Fixed(encke.Lossless())
     if way.endswith("range"):
         return encke.Fixed(encke.RangeRelative(0.05), codec="entropy")
-    return Adaptive(optimizers=[loop.optimizer], model=loop.net, reference="momentum")
+    return Adaptive(optimizers=[loop.optimizer], model=loop.net)
 
 
 def _backend(budget: float | None) -> Any:

@@ -2,10 +2,11 @@
 
 Written against torch 2.13, and tested with that version alone: where Inductor takes a
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
-value, the fake tensors that stand for a model's parameters while it is traced, what a node's
-`meta` says about where it comes from, that the code which Inductor writes is a function `call`
-that can be called again, how a guard of one's own is added to those of a frame, and how a
-compiled artifact is kept out of the caches on disk.
+value, what has one op wait for another (`control_deps`), whether memory is held to be used
+again (`allow_buffer_reuse`), the fake tensors that stand for a model's parameters while it is
+traced, what a node's `meta` says about where it comes from, that the code which Inductor writes
+is a function `call` that can be called again, how a guard of one's own is added to those of a
+frame, and how a compiled artifact is kept out of the caches on disk.
 `tests/tape/test_compile_facts.py` tells when one changes.
 """
 
@@ -54,7 +55,11 @@ def tell_hooks_apart(apart: bool) -> None:
 
 
 def install(partition: Partition) -> bool:
-    """Let Inductor split joint graphs with `partition`; whether it did not before."""
+    """Let Inductor split joint graphs with `partition`; whether it did not before.
+
+    It is also kept from holding memory that a later op of the same size could use: what is
+    decoded comes and goes, and until then an allocator has better uses for it.
+    """
     from torch._inductor import config
 
     if not hasattr(config, "custom_partitioner_fn"):
@@ -63,8 +68,9 @@ def install(partition: Partition) -> bool:
     if getattr(config.custom_partitioner_fn, "partition", None) is partition:
         return False
     config.custom_partitioner_fn = _inductor_partitioner(
-        partition, config.custom_partitioner_fn
+        partition, config.custom_partitioner_fn, config.allow_buffer_reuse
     )
+    config.allow_buffer_reuse = False
     return True
 
 
@@ -86,15 +92,16 @@ def uninstall(partition: Partition) -> None:
     installed = getattr(config, "custom_partitioner_fn", None)
     if getattr(installed, "partition", None) is partition:
         config.custom_partitioner_fn = installed.before  # type: ignore[union-attr]
+        config.allow_buffer_reuse = installed.reused  # type: ignore[union-attr]
 
 
-def _inductor_partitioner(partition: Partition, before: Any) -> Any:
+def _inductor_partitioner(partition: Partition, before: Any, reused: bool) -> Any:
     from torch._inductor.codecache import BypassFxGraphCache
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
     class InductorPartitioner(CustomPartitionerFn):
         def __init__(self) -> None:
-            self.partition, self.before = partition, before
+            self.partition, self.before, self.reused = partition, before, reused
 
         def __call__(
             self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any
@@ -165,6 +172,18 @@ def _set_results(graph: fx.Graph, place: slice, nodes: list[fx.Node]) -> None:
         new = list(described)
         new[place] = [None] * len(nodes)
         output.meta["desc"] = type(described)(new)
+
+
+def keep_order(gm: fx.GraphModule, waits: dict[fx.Node, fx.Node]) -> None:
+    """Have Inductor run each op of `waits` after the one that it waits for."""
+    try:
+        from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+    except ImportError:  # older versions have the graph's order as a hint
+        return
+    from torch.utils._ordered_set import OrderedSet
+
+    preserve_node_ordering(gm.graph, {n: OrderedSet([first]) for n, first in waits.items()})
+    gm.recompile()
 
 
 def running_code() -> Callable[[list[Any]], Sequence[Any]] | None:

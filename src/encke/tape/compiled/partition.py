@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
-from encke.tape.compiled import internals, roles
+from encke.tape.compiled import internals, order, roles
 from encke.tape.compiled.graphs import CompiledGraph, Place, attached, has_tape
 from encke.tape.compiled.internals import Partition, Split
 from encke.tape.compiled.operators import tape_begin, tape_give, tape_keep, tape_observe
@@ -48,6 +48,8 @@ def partition(
         internals.serve_only_where(
             has_tape if tape is not None else _has_no_tape, of=["a model with a tape, or none"]
         )
+    else:
+        internals.uninstall(partition)  # the last one was dropped, not detached
     if tape is None:
         return within(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
     plain, _ = within(
@@ -73,10 +75,12 @@ def partition(
     }
     # The smallest is never copied into another layout.
     known = min((inputs[i] for i in parameters), key=roles.count_of).name
+    waits = order.weights_first(backward.graph)
     rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights, known)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
     if lays_out is not None and lays_out(forward):
         _give_with_channels_last(backward)
+    internals.keep_order(backward, waits)
     return forward, backward
 
 

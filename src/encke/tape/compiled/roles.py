@@ -51,8 +51,10 @@ _REDUCTIONS = frozenset(
     ("var_mean", "var", "std_mean", "std", "mean", "sum", "norm", "logsumexp", "amax", "amin")
 )
 _SPLITS = frozenset(("split", "split_with_sizes", "unbind", "chunk", "tensor_split"))
-_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "convolution", "mm"))
-_VIEWS = frozenset(("_unsafe_view", "permute", "reshape", "squeeze", "unsqueeze", "view"))
+_MATRIX_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "mm"))
+_VIEWS = frozenset(
+    ("_unsafe_view", "permute", "reshape", "squeeze", "t", "transpose", "unsqueeze", "view")
+)
 _SMALLER = 4  # a statistic has at most this fraction of the values it was made of
 _NAMESPACES = frozenset(("aten", "prims"))
 
@@ -130,12 +132,27 @@ def _feeds_product(node: fx.Node) -> bool:
     stack = list(node.users)
     while stack:
         user = stack.pop()
-        name = op_name(user.target)
-        if name in _PRODUCTS:
+        if op_name(user.target) == "convolution" or is_matrix_product(user):
             return True
-        if name in _VIEWS:
+        if is_view(user):
             stack.extend(user.users)
     return False
+
+
+def is_matrix_product(node: fx.Node) -> bool:
+    return op_name(node.target) in _MATRIX_PRODUCTS
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node is its input in another shape."""
+    return op_name(node.target) in _VIEWS
+
+
+def behind_views(node: fx.Node) -> fx.Node:
+    """What a node is a view of."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_float_input(node: fx.Node) -> bool:

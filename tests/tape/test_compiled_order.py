@@ -1,0 +1,149 @@
+"""The order of products in backward graphs: weights' gradients first, with the same results."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from compiling import compiled, transformer
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import encke
+from encke.tape.compiled import internals, order
+from encke.tape.compiled.graphs import attached
+from encke.tape.compiled.roles import is_matrix_product
+
+
+@pytest.fixture(autouse=True)
+def no_other_tapes() -> None:
+    for tape in list(attached):
+        tape.detach()
+
+
+def traced(*layers: nn.Module, width: int = 6) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    """Forward and backward of layers as one graph, and what to run it on."""
+    net = nn.Sequential(*layers)
+    weights = tuple(p.detach() for p in net.parameters())
+    names = [name for name, _ in net.named_parameters()]
+
+    def gradients(x: Tensor, *given: Tensor) -> list[Tensor]:
+        wanted = [t.detach().requires_grad_() for t in (x, *given)]
+        y = torch.func.functional_call(
+            net, dict(zip(names, wanted[1:], strict=True)), wanted[0]
+        )
+        return list(torch.autograd.grad(y.square().sum(), wanted))
+
+    inputs = (torch.randn(5, width), *weights)
+    return make_fx(gradients)(*inputs), inputs
+
+
+def products(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if is_matrix_product(n)]
+
+
+def test_a_weights_gradient_comes_before_what_flows_on_and_nothing_else_changes() -> None:
+    torch.manual_seed(0)
+    gm, inputs = traced(nn.Tanh(), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4, bias=False))
+    plain = gm(*inputs)
+    waits = order.weights_first(gm.graph)
+    gm.graph.lint()
+    gm.recompile()
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(plain, gm(*inputs)))
+    assert len(waits) == 2  # one for each layer
+    for later, first in waits.items():
+        assert first < later
+        assert tuple(first.meta["val"].shape) in {(8, 6), (6, 8), (4, 8), (8, 4)}
+
+
+def test_the_product_that_flows_on_waits_for_no_product_that_needs_it() -> None:
+    torch.manual_seed(0)
+    gm, inputs = traced(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    plain = gm(*inputs)
+    waits = order.weights_first(gm.graph)
+    for later, first in waits.items():
+        assert later not in order.needed_by(first)
+    gm.graph.lint()
+    internals.keep_order(gm, waits)  # as an op of its own, that runs outside Inductor too
+    gm.graph.lint()
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(plain, gm(*inputs)))
+
+
+def test_a_graph_without_products_of_weights_stays_as_it_is() -> None:
+    gm = make_fx(lambda x: (x @ x).tanh() @ x)(torch.randn(3, 3))
+    before = [n.name for n in gm.graph.nodes]
+    assert order.weights_first(gm.graph) == {}
+    assert [n.name for n in gm.graph.nodes] == before
+
+
+def test_gradients_of_a_tied_weight_add_up() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 64)
+            self.mix = nn.Linear(64, 64)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return nn.functional.gelu(self.mix(self.words(tokens))) @ self.words.weight.T
+
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.randint(50, (4, 32))
+    model(tokens).square().mean().backward()
+    plain = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    tape = encke.attach(model, policy=encke.Fixed(encke.Lossless()))
+    compiled(model)(tokens).square().mean().backward()
+    assert tape.step == 1
+    tape.detach()
+    for mine, other in zip(model.parameters(), plain, strict=True):
+        assert mine.grad is not None
+        assert other is not None
+        torch.testing.assert_close(mine.grad, other)
+
+
+@pytest.mark.slow
+def test_inductor_keeps_the_order_and_holds_no_memory_to_use_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+
+    assert config.allow_buffer_reuse
+    model, tokens = transformer(), torch.randint(50, (8, 64))
+    tape = encke.attach(model, policy=encke.Fixed(encke.RangeRelative(0.05)))
+    run: Any = torch.compile(model, fullgraph=True)
+
+    def ends() -> list[bool]:
+        """Of each product in the code of backward: whether it has no weight for a factor."""
+        torch.compiler.reset()
+        _, codes = run_and_get_code(lambda: run(tokens).square().mean().backward())
+        lines = next(c for c in codes if "tape_give" in c).splitlines()
+        return ["primals" not in line for line in lines if "extern_kernels.mm(" in line]
+
+    assert ends() == [True, False] * 9
+    assert not config.allow_buffer_reuse
+    monkeypatch.setattr(internals, "keep_order", lambda *_: None)
+    assert ends() != [True, False] * 9
+    tape.detach()
+    assert config.allow_buffer_reuse
+
+
+@pytest.mark.slow
+def test_memory_is_held_again_once_the_last_model_with_a_tape_is_gone() -> None:
+    from torch._inductor import config
+
+    def train(model: nn.Module) -> None:
+        torch.compile(model)(torch.randn(16, 64)).sum().backward()
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    encke.attach(model)
+    train(model)
+    assert not config.allow_buffer_reuse
+    del model
+    torch.compiler.reset()
+    gc.collect()
+    train(nn.Sequential(nn.Linear(64, 64), nn.Tanh()))
+    assert config.allow_buffer_reuse
