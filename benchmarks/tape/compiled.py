@@ -153,8 +153,6 @@ class Bench:
         loop.optimizer = _optimizer(self.kind, loop.net)
         loop.tape.policy = _policy(way, loop)
         loop.tape.step = 0
-        for graph in loop.tape.graphs:
-            graph.probed.clear()
         return loop
 
 
@@ -255,8 +253,10 @@ def _kept_by_graph(bench: Bench, loop: Loop) -> int:
 def _observed(loop: Loop, batch: Any) -> float:
     """Seconds of a step that the controller observes: told that the time has come."""
     policy = loop.tape.policy
-    policy.load_state_dict(policy.state_dict() | {"since": policy.refresh})
-    return loop.step(batch)
+    policy.load_state_dict(policy.state_dict() | {"next": 0})
+    seconds = loop.step(batch)
+    assert policy.state_dict()["effects"]
+    return seconds
 
 
 def _policy(way: str, loop: Loop) -> Any:

@@ -168,28 +168,6 @@ def test_modules_with_and_without_hooks_can_be_told_apart() -> None:
     assert seen
 
 
-def test_code_that_inductor_wrote_is_found_and_can_be_called_again() -> None:
-    found: list[Any] = []
-    library = torch.library.Library("encke_facts", "FRAGMENT")
-    library.define("look(Tensor x) -> Tensor")
-
-    def look(x: Tensor) -> Tensor:
-        if not found:
-            code = internals.running_code()
-            found.append(code)
-            assert code is not None
-            found.extend(code([x]))
-        return x + 1
-
-    library.impl("look", look, "CompositeExplicitAutograd")
-    torch.library.register_fake("encke_facts::look", torch.empty_like, lib=library)
-    run = torch.compile(lambda x: torch.ops.encke_facts.look(x) * 2, fullgraph=True)
-    x = torch.randn(8)
-    y = run(x)
-    assert torch.equal(found[1], y)
-    assert internals.running_code() is None
-
-
 def test_a_guard_of_ones_own_has_a_model_compiled_for_itself() -> None:
     one, other = layers(), layers()
     mine = {id(p) for p in one.parameters()}

@@ -15,8 +15,7 @@ from nets import LOSSLESS, LOSSY, equal, gradients, small_net
 from torch import Tensor, nn
 
 import encke
-from encke.tape.compiled import graphs, internals, probes
-from encke.tape.protocol import Effect
+from encke.tape.compiled import graphs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -405,43 +404,3 @@ def test_inductor_keeps_through_the_tape(first: str) -> None:
     assert tape.stored_bytes == 0
     tape.detach()
     assert equal(plain, gradients(run, x))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_probes_run_the_compiled_backward_and_see_what_one_op_after_another_shows(
-    dynamic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Tanh()
-    )
-    x = torch.randn(16, 3, 12, 12)
-    run = torch.compile(model, fullgraph=True, dynamic=dynamic)
-    tape = encke.attach(run, guard=3)
-    learnt = tape.policy.state_dict()
-    seen: list[list[Effect]] = []
-
-    def observe() -> list[Tensor | None]:
-        tape.step = 0
-        tape.policy.load_state_dict(learnt)
-        tape.graphs and tape.graphs[0].probed.clear()
-        seen.append([])
-        tape.listeners[:] = [seen[-1].append]
-        for _ in range(3):
-            found = gradients(run, x)
-        return found
-
-    once = observe()
-    ran: list[object] = []
-    monkeypatch.setattr(probes.Replay, "run", lambda self, *a: ran.append(self))
-    assert equal(once, observe())  # what probes overwrite is not what backward reads
-    assert not ran
-    monkeypatch.undo()
-    monkeypatch.setattr(internals, "running_code", lambda: None)
-    observe()
-    assert len(seen[0]) == len(seen[2]) >= 6
-    assert any(effect.measured for effect in seen[0])
-    for one, other in zip(seen[0], seen[2], strict=True):
-        assert (one.site, one.parameter) == (other.site, other.parameter)
-        assert one.probed == pytest.approx(other.probed, rel=0.05, abs=1e-12)
-        assert (one.measured is None) == (other.measured is None)

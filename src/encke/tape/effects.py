@@ -127,7 +127,8 @@ class Noise:
         self._slot = slot
         self._seed = seed
 
-    def _add(self, decoded: Tensor) -> Tensor:
+    def added_to(self, decoded: Tensor) -> Tensor:
+        """Values with an error on top, in memory of their own."""
         generator = torch.Generator(device=decoded.device).manual_seed(_apart(self._seed))
         error = torch.empty_like(decoded, memory_format=torch.preserve_format)
         error.uniform_(-self._slot.error, self._slot.error, generator=generator)
@@ -141,7 +142,7 @@ class Noise:
 
     def during(self, call: Callable[[], Any]) -> Any:
         """What `call` returns while the slot hands out values with the error added."""
-        self._slot.noise = self._add
+        self._slot.noise = self.added_to
         try:
             return call()
         finally:

@@ -25,6 +25,7 @@ from encke.tape.records import Record
 from encke.tape.slot import Recent, Slot
 
 if TYPE_CHECKING:
+    from encke.tape.compiled.survey import Survey
     from encke.tape.tape import Tape
 
 #: The tapes whose models may be compiled.
@@ -64,12 +65,8 @@ class CompiledGraph:
         self.backward: fx.GraphModule | None = None
         self.parameters: dict[int, str] = {}
         self.beside = self.plain = 0
-        #: When each place was last probed for a tape, by its index: a count of probes.
-        self.probed: weakref.WeakKeyDictionary[Tape, dict[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        #: Whether its backward is being run again by a probe.
-        self.probing = False
+        #: What probes found out about the backward graph.
+        self.survey: Survey | None = None
         self._made_for = weakref.ref(tape, lambda _: self.forget())
         self._running_for: weakref.ref[Tape] | None = None
         self._kept = 0
@@ -121,7 +118,7 @@ class CompiledGraph:
 
     def forget(self) -> None:
         """Let go of what only probes need: the tape is detached."""
-        self.backward = None
+        self.backward = self.survey = None
 
 
 class Kept:

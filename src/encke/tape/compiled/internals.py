@@ -4,9 +4,8 @@ Written against torch 2.13, and tested with that version alone: where Inductor t
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
 value, what has one op wait for another (`control_deps`), whether memory is held to be used
 again (`allow_buffer_reuse`), the fake tensors that stand for a model's parameters while it is
-traced, what a node's `meta` says about where it comes from, that the code which Inductor writes
-is a function `call` that can be called again, how a guard of one's own is added to those of a
-frame, and how a compiled artifact is kept out of the caches on disk.
+traced, what a node's `meta` says about where it comes from, how a guard of one's own is added
+to those of a frame, and how a compiled artifact is kept out of the caches on disk.
 `tests/tape/test_compile_facts.py` tells when one changes.
 """
 
@@ -16,8 +15,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -186,22 +184,6 @@ def keep_order(gm: fx.GraphModule, waits: dict[fx.Node, fx.Node]) -> None:
     gm.recompile()
 
 
-def running_code() -> Callable[[list[Any]], Sequence[Any]] | None:
-    """The code that Inductor wrote and that is calling this; None if none is.
-
-    It can be called again, with a list of what the graph's placeholders stand for, which it
-    empties. What a forward graph kept may be overwritten by it.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "call":
-            code = frame.f_globals.get("call")
-            if getattr(code, "__code__", None) is frame.f_code:
-                return cast("Callable[[list[Any]], Sequence[Any]]", code)
-        frame = frame.f_back
-    return None
-
-
 def serve_only_where(holds: Callable[[torch.Tensor], bool], *, of: Iterable[str]) -> bool:
     """Let the code that is being compiled serve only models of which `holds` is true.
 
@@ -232,11 +214,6 @@ def forget_code_of(model: nn.Module) -> None:
     from torch._dynamo.eval_frame import remove_from_cache
 
     remove_from_cache(type(model).forward)
-
-
-def is_graph_input(placeholder: fx.Node) -> bool:
-    """Whether a placeholder of a backward graph stands for an input of the forward graph."""
-    return str(placeholder.target).startswith("primals")
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from encke.tape.compiled import internals, roles
-
-_STILL_ITSELF = frozenset(("add", "_to_copy", "convert_element_type"))
+from encke.tape.compiled import roles
+from encke.tape.compiled.survey import summands
 
 
 def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -24,7 +23,8 @@ def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     Returns, for each product that has to wait, the one that it waits for.
     """
     products = [n for n in graph.nodes if roles.is_matrix_product(n)]
-    last = [p for p in products if _is_result(p)]
+    ends = {n for result in graph.output_node().all_input_nodes for n in summands(result)}
+    last = [p for p in products if p in ends and len(p.users) == 1]
     waits: dict[fx.Node, fx.Node] = {}
     for weight in last:
         needed = needed_by(weight)
@@ -35,19 +35,6 @@ def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
                 _move_before(other, needed)
                 waits[other] = weight
     return waits
-
-
-def _is_result(product: fx.Node) -> bool:
-    """Whether a product leaves the graph, in another shape or type or added to others."""
-    stack = list(product.users)
-    while stack:
-        user = stack.pop()
-        if user.op == "output":
-            continue
-        if not (roles.is_view(user) or internals.op_name(user.target) in _STILL_ITSELF):
-            return False
-        stack.extend(user.users)
-    return True
 
 
 def _factors(product: fx.Node) -> set[fx.Node]:

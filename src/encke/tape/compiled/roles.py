@@ -128,11 +128,11 @@ def side_of(decision: fx.Node, materialised: Container[fx.Node]) -> fx.Node | No
 
 
 def _feeds_product(node: fx.Node) -> bool:
-    """Whether a product of matrices or a convolution reads a node, or a view of it."""
+    """Whether a product reads a node, or a view of it."""
     stack = list(node.users)
     while stack:
         user = stack.pop()
-        if op_name(user.target) == "convolution" or is_matrix_product(user):
+        if is_product(user):
             return True
         if is_view(user):
             stack.extend(user.users)
@@ -141,6 +141,12 @@ def _feeds_product(node: fx.Node) -> bool:
 
 def is_matrix_product(node: fx.Node) -> bool:
     return op_name(node.target) in _MATRIX_PRODUCTS
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node multiplies matrices in any way: a layer of its own, or attention."""
+    name = op_name(node.target)
+    return is_matrix_product(node) or name.startswith("convolution") or "attention" in name
 
 
 def is_view(node: fx.Node) -> bool:
@@ -165,13 +171,16 @@ def _is_float_input(node: fx.Node) -> bool:
     )
 
 
-def reached(start: Iterable[fx.Node]) -> set[fx.Node]:
-    """Nodes that depend on any of `start`, those themselves included."""
+def reached(start: Iterable[fx.Node], *, but_not: str = "") -> set[fx.Node]:
+    """Nodes that depend on any of `start`, those themselves included.
+
+    but_not  an op that is not followed
+    """
     found: set[fx.Node] = set()
     stack = list(start)
     while stack:
         node = stack.pop()
-        if node not in found:
+        if node not in found and (not but_not or op_name(node.target) != but_not):
             found.add(node)
             stack.extend(node.users)
     return found
