@@ -11,8 +11,9 @@ ways        compiled, compiled with torch's own `activation_memory_budget`, comp
             compiled, without and with a tape. All are compiled with `fullgraph=True`
 stored      held for backward at the end of forward; `plain` is what the graph that is compiled
             without a tape keeps (for the ways that compile nothing: what autograd keeps)
-peak        resident memory of three steps above what it was before, after warm-up; the curve of
-            one step is in tape_compiled_curve.csv
+peak        resident memory of three steps above what it was before, after warm-up, gradients
+            included, which `zero_grad` lets go after each; the curve of one step is in
+            tape_compiled_curve.csv
 first       seconds of the first forward and backward pass: compiling, unless a way before it
             had the same graph; kernels that an earlier process compiled are on disk
 relative    time of a step over that of a compiled step without a tape, the two in turn, the
@@ -99,14 +100,14 @@ class Loop:
         found = {
             n: p.grad.detach().clone() for n, p in self.net.named_parameters() if p.ndim > 1
         }
-        self.net.zero_grad(set_to_none=False)
+        self.net.zero_grad()
         return found
 
     def step(self, batch: Any) -> float:
         begun = time.perf_counter()
         self._model.loss_of(self.run, batch).backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         return time.perf_counter() - begun
 
 

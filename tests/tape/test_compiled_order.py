@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import encke
 from encke.tape.compiled import internals, order
 from encke.tape.compiled.graphs import attached
-from encke.tape.compiled.roles import is_matrix_product
 
 
 @pytest.fixture(autouse=True)
@@ -24,25 +23,24 @@ def no_other_tapes() -> None:
         tape.detach()
 
 
-def traced(*layers: nn.Module, width: int = 6) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
-    """Forward and backward of layers as one graph, and what to run it on."""
+def traced(
+    *layers: nn.Module, x: Tensor | None = None, x_too: bool = True
+) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    """Forward and backward of layers as one graph, and what to run it on.
+
+    x_too  whether the input has a gradient as well
+    """
     net = nn.Sequential(*layers)
-    weights = tuple(p.detach() for p in net.parameters())
     names = [name for name, _ in net.named_parameters()]
 
     def gradients(x: Tensor, *given: Tensor) -> list[Tensor]:
-        wanted = [t.detach().requires_grad_() for t in (x, *given)]
-        y = torch.func.functional_call(
-            net, dict(zip(names, wanted[1:], strict=True)), wanted[0]
-        )
-        return list(torch.autograd.grad(y.square().sum(), wanted))
+        weights = [t.detach().requires_grad_() for t in given]
+        x = x.detach().requires_grad_(x_too)
+        y = torch.func.functional_call(net, dict(zip(names, weights, strict=True)), x)
+        return list(torch.autograd.grad(y.square().sum(), [x, *weights] if x_too else weights))
 
-    inputs = (torch.randn(5, width), *weights)
+    inputs = (torch.randn(5, 6) if x is None else x, *(p.detach() for p in net.parameters()))
     return make_fx(gradients)(*inputs), inputs
-
-
-def products(graph: fx.Graph) -> list[fx.Node]:
-    return [n for n in graph.nodes if is_matrix_product(n)]
 
 
 def test_a_weights_gradient_comes_before_what_flows_on_and_nothing_else_changes() -> None:
@@ -77,6 +75,73 @@ def test_a_graph_without_products_of_weights_stays_as_it_is() -> None:
     before = [n.name for n in gm.graph.nodes]
     assert order.weights_first(gm.graph) == {}
     assert [n.name for n in gm.graph.nodes] == before
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 6, 3, stride=2, bias=False),
+        nn.Conv2d(4, 6, (1, 5), stride=(3, 2), padding=(0, 2), dilation=(1, 2)),
+        nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=4),
+    ],
+    ids=str,
+)
+def test_a_convolutions_backward_in_two_ops_gives_the_same_bits(layer: nn.Conv2d) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 11, 12)
+    gm, inputs = traced(nn.Tanh(), layer, x=x)
+    plain = gm(*inputs)
+    waits = order.split_convolutions(gm.graph)
+    assert len(waits) == 1
+    internals.keep_order(gm, waits)
+    gm.graph.lint()
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest(plain, gm(*inputs)))
+
+
+@pytest.mark.parametrize(
+    "layers", [(nn.ConvTranspose2d(4, 4, 3),), (nn.Conv2d(4, 4, 3), nn.Flatten())], ids=str
+)
+def test_what_flows_nowhere_or_is_transposed_is_not_split(
+    layers: tuple[nn.Module, ...],
+) -> None:
+    gm, _ = traced(*layers, x=torch.randn(2, 4, 6, 6), x_too=len(layers) == 1)
+    assert order.split_convolutions(gm.graph) == {}
+
+
+def test_values_are_computed_right_before_they_are_used() -> None:
+    def program(tangents_1: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        early = torch.exp(torch.sin(x))
+        gradient = (tangents_1 * y).relu()
+        return (gradient + gradient.cumsum(0)) * early
+
+    gm = make_fx(program)(*torch.randn(3, 4, 4))
+    _as_backward(gm.graph)
+    order.sink(gm.graph)
+    gm.graph.lint()
+    names = [internals.op_name(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    assert names == ["mul", "relu", "cumsum", "add", "sin", "exp", "mul"]
+
+
+def test_what_is_kept_waits_for_the_gradient_that_it_meets() -> None:
+    def program(tangents_1: Tensor, kept: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        met = torch.where(other > 0, tangents_1, 0.0)
+        scaled = met * other
+        return scaled * torch.sin(kept), met + other
+
+    gm = make_fx(program)(*torch.randn(3, 4, 4))
+    tangents, kept, other = gm.graph.find_nodes(op="placeholder")
+    _as_backward(gm.graph)
+    (where,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.where.self)
+    assert order.gradient_met(kept) is where
+    assert order.gradient_met(other) is None  # met where it comes in
+    assert order.gradient_met(tangents) is None
+
+
+def _as_backward(graph: fx.Graph) -> None:
+    """Name a program's first input as torch names gradients that come in."""
+    first = next(iter(graph.find_nodes(op="placeholder")))
+    first.target = first.name = "tangents_1"
 
 
 def test_gradients_of_a_tied_weight_add_up() -> None:

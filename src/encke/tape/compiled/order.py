@@ -1,20 +1,30 @@
-"""The order of products in a backward graph: a weight's gradient before what flows on.
+"""The order of a backward graph: what keeps the fewest tensors in memory at a time.
 
-A linear layer's backward is two products of the gradient dY that comes in: with the layer's
-input for its weight, and with its weight for the layer before. Whichever is first, the results
-are the same. But the input has been decoded, or computed again from what was, and is let go
-after the first; what flows on is as large and stays. So the weight's comes first here, and
-both are never there together. Left to itself Inductor often takes the other order, computes the
-input again and its derivative in one loop, which needs both at once, or puts the product off to
-the end of backward, where a tied weight's other gradient is added.
+A layer's backward is two products of the gradient dY that comes in: with the layer's input for
+its weight, and with its weight for the layer before. Whichever is first, the results are the
+same. But the input has been decoded, or computed again from what was, and is let go after the
+first; what flows on is as large and stays. So the weight's comes first here, and both are never
+there together. Left to itself Inductor often takes the other order, computes the input again
+and its derivative in one loop, which needs both at once, or puts the product off to the end of
+backward, where a tied weight's other gradient is added.
+
+What is kept is given back when the gradient that it meets has been made, and not before.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx
 
-from encke.tape.compiled import roles
+from encke.tape.compiled import internals, roles
 from encke.tape.compiled.survey import summands
+
+#: Of a gradient, they give one that is computed as quickly as it is read.
+_SCALED = frozenset(("div", "mul", "neg"))
+_BACKWARD = torch.ops.aten.convolution_backward.default
+_CONVOLUTION = torch.ops.aten.convolution.default
 
 
 def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -35,6 +45,100 @@ def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
                 _move_before(other, needed)
                 waits[other] = weight
     return waits
+
+
+def split_convolutions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Make two ops of each convolution's backward: for its weight, and for what flows on.
+
+    What flows on is a convolution of the gradient that comes in, transposed, and needs the
+    input no more. Returns, for each of these, the one for the weight, which it waits for.
+    """
+    waits: dict[fx.Node, fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
+        given: tuple[Any, ...] = node.args
+        results = {user.args[1]: user for user in node.users if given[-1][user.args[1]]}
+        if 0 not in results or len(results) == 1 or not _is_static(node):
+            continue
+        with graph.inserting_before(node):
+            weight = graph.call_function(_BACKWARD, (*given[:-1], [False, *given[-1][1:]]))
+            weight.meta = {**node.meta, "val": (None, *node.meta["val"][1:])}
+            onward = graph.call_function(_CONVOLUTION, _transposed(node))
+            onward.meta = {**node.meta, "val": node.meta["val"][0]}
+        results.pop(0).replace_all_uses_with(onward)
+        for user in results.values():
+            user.update_arg(0, weight)
+        graph.eliminate_dead_code()
+        waits[onward] = weight
+    return waits
+
+
+def _is_static(backward: fx.Node) -> bool:
+    """Whether a convolution is not a transposed one already, and its sizes are numbers."""
+    given: tuple[Any, ...] = backward.args
+    gradient, seen, *_ = given
+    sizes = (*seen.meta["val"].shape, *gradient.meta["val"].shape)
+    return not given[7] and all(isinstance(size, int) for size in sizes)
+
+
+def _transposed(backward: fx.Node) -> tuple[Any, ...]:
+    """Arguments of the convolution that gives what flows on through another one."""
+    given: tuple[Any, ...] = backward.args
+    gradient, seen, weight, _, stride, padding, dilation, _, _, groups, _ = given
+    kernel = weight.meta["val"].shape[2:]
+    more = [
+        there - ((here - 1) * s - 2 * p + d * (k - 1) + 1)
+        for there, here, s, p, d, k in zip(
+            seen.meta["val"].shape[2:],
+            gradient.meta["val"].shape[2:],
+            *(_each(one, len(kernel)) for one in (stride, padding, dilation)),
+            kernel,
+            strict=True,
+        )
+    ]
+    return (gradient, weight, None, stride, padding, dilation, True, more, groups)
+
+
+def _each(given: Any, dimensions: int) -> list[int]:
+    """One number for each dimension: torch takes one for all as well."""
+    return list(given) if len(given) == dimensions else list(given) * dimensions
+
+
+def sink(graph: fx.Graph) -> None:
+    """Move what backward computes from kept values alone to right before its first use."""
+    gradients = _gradients(graph)
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node not in gradients and node.users:
+            min(node.users).prepend(node)
+
+
+def gradient_met(kept: fx.Node) -> fx.Node | None:
+    """The gradient that a kept value meets first, where that is made in the graph.
+
+    Whoever waits for it has it in memory: a gradient that several ops use, one of them far
+    away, is otherwise computed again there, from what it was computed from.
+    """
+    gradients = _gradients(kept.graph)
+    value_ops = roles.reached([kept], within=lambda n: n not in gradients)
+    meeting = min(
+        (user for n in value_ops for user in n.users if user in gradients), default=None
+    )
+    if meeting is None or meeting.op == "output":
+        return None
+    while True:
+        mine = [n for n in meeting.all_input_nodes if n in gradients]
+        if not mine:
+            return None
+        met = roles.behind_views(max(mine, key=roles.count_of))
+        if met.op != "call_function" or roles.tensor_of(met) is None:
+            return None
+        scaled = internals.op_name(met.target) in _SCALED and not roles.is_product(meeting)
+        if len(mine) > 1 or not scaled:
+            return met
+        meeting = met
+
+
+def _gradients(graph: fx.Graph) -> set[fx.Node]:
+    return roles.reached(n for n in graph.nodes if internals.is_tangent(n))
 
 
 def _factors(product: fx.Node) -> set[fx.Node]:

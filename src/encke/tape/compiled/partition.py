@@ -75,7 +75,8 @@ def partition(
     }
     # The smallest is never copied into another layout.
     known = min((inputs[i] for i in parameters), key=roles.count_of).name
-    waits = order.weights_first(backward.graph)
+    waits = order.weights_first(backward.graph) | order.split_convolutions(backward.graph)
+    order.sink(backward.graph)
     rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights, known)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
     if lays_out is not None and lays_out(forward):
@@ -208,7 +209,8 @@ class _Rewrite:
 
     def _give(self, handles: dict[fx.Node, fx.Node]) -> None:
         graph = self._backward.graph
-        first_use = {n: _first_use(n) for n in handles}
+        first_use = {n: min(n.users) for n in handles}
+        met = {n: order.gradient_met(n) for n in handles}
         renamed: dict[fx.Node, fx.Node] = {}
         for tensor, handle in handles.items():
             with graph.inserting_before(tensor):
@@ -227,7 +229,9 @@ class _Rewrite:
             with graph.inserting_before(first_use[tensor]):
                 size = internals.size_nodes(value.shape, graph)
                 stride = internals.size_nodes(_dense_strides(value) or (), graph)
-                given = _call(graph, tape_give, (placeholder, token, size, stride, dtype))
+                # A comparison's outcome is made use of where the gradient is made.
+                after = token if value.dtype == torch.bool else met[tensor] or token
+                given = _call(graph, tape_give, (placeholder, after, size, stride, dtype))
                 if value.dtype == torch.bool:
                     given = _truth(graph, given, is_zero=place.sides)
             tensor.replace_all_uses_with(given)
@@ -287,13 +291,6 @@ def _truth(graph: fx.Graph, given: fx.Node, *, is_zero: bool) -> fx.Node:
     if is_zero:
         return _call(graph, torch.ops.aten.logical_not.default, (given,))
     return given
-
-
-def _first_use(node: fx.Node) -> fx.Node:
-    """The first op, in the graph's order, that takes `node`."""
-    users = set(node.users)
-    first: fx.Node = next(n for n in node.graph.nodes if n in users)
-    return first
 
 
 def _bytes(node: fx.Node) -> int:

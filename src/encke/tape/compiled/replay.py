@@ -91,7 +91,7 @@ class Replay(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if n.op == "call_function":
+        if n.op == "call_function" and not _is_given(n):
             self._measure(n, value)
             for trial in self._running:
                 if any(m in trial.values for m in n.all_input_nodes):
@@ -111,7 +111,7 @@ class Replay(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _begin(self, n: fx.Node, value: Any) -> None:
-        if op_name(n.target) != "tape_give":
+        if not _is_given(n):
             return
         handle, *_ = self.fetch_args_kwargs_from_env(n)[0]
         for trial in self._trials.get(behind(handle).index, ()):
@@ -176,6 +176,11 @@ class Replay(fx.Interpreter):
             return _convolution(*given)
         added = self.survey.gradient_into(product)  # an embedding's, row by row
         return math.inf if added is None else square(self.env[added])
+
+
+def _is_given(n: fx.Node) -> bool:
+    """Whether a node is what was kept; what it waits for has no part in it."""
+    return op_name(n.target) == "tape_give"
 
 
 def _convolution(

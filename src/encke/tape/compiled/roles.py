@@ -15,7 +15,7 @@ Everything else are activations, of which backward needs the values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 import torch
 from torch import Tensor, fx
@@ -171,16 +171,18 @@ def _is_float_input(node: fx.Node) -> bool:
     )
 
 
-def reached(start: Iterable[fx.Node], *, but_not: str = "") -> set[fx.Node]:
+def reached(
+    start: Iterable[fx.Node], *, within: Callable[[fx.Node], bool] | None = None
+) -> set[fx.Node]:
     """Nodes that depend on any of `start`, those themselves included.
 
-    but_not  an op that is not followed
+    within  which nodes are followed, if not all
     """
     found: set[fx.Node] = set()
     stack = list(start)
     while stack:
         node = stack.pop()
-        if node not in found and (not but_not or op_name(node.target) != but_not):
+        if node not in found and (within is None or within(node)):
             found.add(node)
             stack.extend(node.users)
     return found

@@ -34,7 +34,8 @@ class Survey:
     def __init__(self, graph: fx.Graph, parameters: Mapping[int, str]) -> None:
         self._graph = graph
         self._gradients = roles.reached(
-            (n for n in graph.nodes if is_tangent(n)), but_not="tape_observe"
+            (n for n in graph.nodes if is_tangent(n)),
+            within=lambda n: not op_name(n.target).startswith("tape_"),
         )
         results = graph.output_node().args[0]
         self.ends: dict[fx.Node, str] = {}
@@ -86,7 +87,7 @@ class Survey:
         shares  for a sum and a summand: ‖summand‖² / ‖sum‖²
         """
         found: dict[fx.Node, float] = {start: 1.0}
-        after = roles.reached([start]) & self._gradients
+        after = roles.reached([start], within=self._gradients.__contains__)
         for node in sorted(after - {start}, key=self._places.__getitem__):
             before = [m for m in node.all_input_nodes if m in found]
             if node in self.joins:
