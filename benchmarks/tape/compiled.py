@@ -17,7 +17,7 @@ peak        resident memory of three steps above what it was before, after warm-
 first       seconds of the first forward and backward pass: compiling, unless a way before it
             had the same graph; kernels that an earlier process compiled are on disk
 relative    time of a step over that of a compiled step without a tape, the two in turn, the
-            median of pairs; `observed` the same for a step that the controller observes
+            median of pairs; `observed` time and peak of a step that the controller observes
 difference  of the gradients after warm-up to those of the compiled network without a tape, of
             the same network not compiled, and of that with a tape under the same bound:
             ‖Δ‖²/‖g‖², the mean over weights of two or more dimensions; 0 is equality of
@@ -53,6 +53,7 @@ COLUMNS = (
     "step_seconds",
     "relative_time",
     "observed_relative_time",
+    "observed_peak_bytes",
     "difference",
     "difference_to_eager",
     "difference_to_eager_tape",
@@ -65,6 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet_cifar, depth 8": ("resnet_cifar", {"depth": 8}, 128),
     "resnet18": ("resnet18", {}, 16),
     "resnet50": ("resnet50", {}, 8),
+    "resnet50, channels last": ("resnet50", {}, 8),
     "gpt": ("gpt", {}, 8),
     "gpt, 2 layers": ("gpt", {"n_layer": 2}, 8),
     "gpt, 2 layers of 192": ("gpt", {"n_layer": 2, "n_embd": 192, "n_head": 3}, 8),
@@ -81,6 +83,8 @@ WAYS = (
     "eager tape",
     *BUDGETS,
 )
+#: The ways with a controller, which observes a step now and then.
+LEARNING = ("compiled tape", "eager tape")
 _WARM = 9  # steps, of which the controller observes 1, 2, 4 and 8
 _OBSERVED = 3
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -130,6 +134,8 @@ class Bench:
         self.model = zoo.model(self.kind, **options)
         self.batches, self.data = feed(self.model, self.kind, self.batch)
         self._start = self.model.build(seed=0)
+        if name.endswith("channels last"):
+            self._start.to(memory_format=torch.channels_last)
         self.taped = {form: self.loop(form == "compiled") for form in ("compiled", "eager")}
         for loop in self.taped.values():
             loop.tape = encke.attach(loop.run)
@@ -194,6 +200,10 @@ def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
             row["ratio"] = row["plain_bytes"] / row["stored_bytes"]
         with Peak(every=0.001) as curve:
             mine.step(batches[3])
+        if way in LEARNING:
+            with Peak() as observed_peak:
+                _observed(mine, batches[3])
+            row["observed_peak_bytes"] = observed_peak.bytes
         settled_allocator()
         pairs = [
             (mine.step(given), plain.step(given))
@@ -201,7 +211,7 @@ def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
         ][1:]
         row["step_seconds"] = median([a for a, _ in pairs])
         row["relative_time"] = median([a / b for a, b in pairs])
-        if way in ("compiled tape", "eager tape"):
+        if way in LEARNING:
             observed = [_observed(mine, batches[number]) for number in range(_OBSERVED)]
             row["observed_relative_time"] = median(observed) / median([b for _, b in pairs])
         return_at_once()

@@ -55,7 +55,7 @@ def test_every_operator_passes_opcheck(
     x = images("contiguous")
     token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
-    give = (handle, token, list(x.shape), list(x.stride()), x.dtype)
+    give = (handle, [token], list(x.shape), list(x.stride()), x.dtype)
     torch.library.opcheck(operators.tape_begin, (torch.ones(2), graph.number))
     torch.library.opcheck(operators.tape_keep, (x, token, graph.number, 0))
     torch.library.opcheck(operators.tape_observe, ([x, handle], [4], graph.number))
@@ -74,7 +74,7 @@ def test_a_tensor_comes_back_within_its_bound_in_the_layout_that_is_asked_for(
     token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
     assert handle.numel() == 1
-    y = operators.tape_give(handle, token, list(x.shape), list(STRIDES[given]), x.dtype)
+    y = operators.tape_give(handle, [token], list(x.shape), list(STRIDES[given]), x.dtype)
     error = 0.01 * float(x.max() - x.min())
     assert y.stride() == STRIDES[given]
     assert 0 < float((y - x).abs().max()) <= error * 1.0001
@@ -84,7 +84,7 @@ def test_truth_values_come_back_as_they_were(graph: CompiledGraph) -> None:
     x = images("channels last") > 0
     token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 1)
-    y = operators.tape_give(handle, token, list(x.shape), list(x.stride()), x.dtype)
+    y = operators.tape_give(handle, [token], list(x.shape), list(x.stride()), x.dtype)
     assert torch.equal(x, y)
 
 
@@ -98,7 +98,7 @@ def test_what_a_graph_asks_of_a_tape_that_is_gone_is_kept_as_it_is(
     x = images("contiguous")
     token = begun(graph)
     handle = operators.tape_keep(x, token, graph.number, 0)
-    y = operators.tape_give(handle, token, list(x.shape), list(x.stride()), x.dtype)
+    y = operators.tape_give(handle, [token], list(x.shape), list(x.stride()), x.dtype)
     assert torch.equal(x, y)
     assert y.data_ptr() != x.data_ptr()
 

@@ -92,10 +92,12 @@ def test_a_convolutions_backward_in_two_ops_gives_the_same_bits(layer: nn.Conv2d
     x = torch.randn(3, 4, 11, 12)
     gm, inputs = traced(nn.Tanh(), layer, x=x)
     plain = gm(*inputs)
-    waits = order.split_convolutions(gm.graph)
-    assert len(waits) == 1
-    internals.keep_order(gm, waits)
+    order.split_convolutions(gm.graph)
     gm.graph.lint()
+    gm.recompile()
+    targets = [n.target for n in gm.graph.nodes]
+    onward = len(targets) - 1 - targets[::-1].index(torch.ops.aten.convolution.default)
+    assert targets.index(torch.ops.aten.convolution_backward.default) < onward
     assert all(torch.equal(a, b) for a, b in itertools.zip_longest(plain, gm(*inputs)))
 
 
@@ -106,7 +108,9 @@ def test_what_flows_nowhere_or_is_transposed_is_not_split(
     layers: tuple[nn.Module, ...],
 ) -> None:
     gm, _ = traced(*layers, x=torch.randn(2, 4, 6, 6), x_too=len(layers) == 1)
-    assert order.split_convolutions(gm.graph) == {}
+    before = [n.name for n in gm.graph.nodes]
+    order.split_convolutions(gm.graph)
+    assert {n.name for n in gm.graph.nodes} <= set(before)
 
 
 def test_values_are_computed_right_before_they_are_used() -> None:
@@ -136,6 +140,24 @@ def test_what_is_kept_waits_for_the_gradient_that_it_meets() -> None:
     assert order.gradient_met(kept) is where
     assert order.gradient_met(other) is None  # met where it comes in
     assert order.gradient_met(tangents) is None
+
+
+def test_values_that_make_one_input_together_are_given_again_for_their_own_use() -> None:
+    def program(
+        tangents_1: Tensor, one: Tensor, two: Tensor, small: Tensor, alone: Tensor
+    ) -> tuple[Tensor, ...]:
+        weight = tangents_1 @ (one.sin() + two.sin() + small)  # a layer's input, made again
+        onward = tangents_1 @ tangents_1
+        last = onward @ alone.sin()
+        return weight, onward * one, onward * two, onward * small, last * alone
+
+    gm = make_fx(program)(*torch.randn(3, 8, 8), torch.randn(8), torch.randn(8, 8))
+    _, *kept = gm.graph.find_nodes(op="placeholder")
+    _as_backward(gm.graph)
+    for node in kept:
+        groups = order.uses(node, kept)
+        assert sorted(itertools.chain(*groups)) == sorted(node.users)
+        assert len(groups) == (2 if node in kept[:2] else 1)
 
 
 def _as_backward(graph: fx.Graph) -> None:

@@ -2,7 +2,8 @@
 
 Written against torch 2.13, and tested with that version alone: where Inductor takes a
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
-value, what has one op wait for another (`control_deps`), whether memory is held to be used
+value, what has one op wait for another (`control_deps`), what puts a value into memory in an
+order (`inductor_force_stride_order`), whether memory is held to be used
 again (`allow_buffer_reuse`), the fake tensors that stand for a model's parameters while it is
 traced, what a node's `meta` says about where it comes from, how a guard of one's own is added
 to those of a frame, and how a compiled artifact is kept out of the caches on disk.
@@ -182,6 +183,17 @@ def keep_order(gm: fx.GraphModule, waits: dict[fx.Node, fx.Node]) -> None:
 
     preserve_node_ordering(gm.graph, {n: OrderedSet([first]) for n, first in waits.items()})
     gm.recompile()
+
+
+def lay_out(node: fx.Node, value: torch.Tensor) -> None:
+    """Have Inductor put what a node stands for into memory, with the strides of `value`."""
+    from torch._inductor import inductor_prims  # noqa: F401 - defines the op
+
+    op = torch.ops.prims.inductor_force_stride_order.default
+    with node.graph.inserting_after(node):
+        laid_out = node.graph.call_function(op, (node, list(value.stride())))
+    laid_out.meta = {**node.meta, "val": value}
+    node.replace_all_uses_with(laid_out, delete_user_cb=lambda user: user is not laid_out)
 
 
 def serve_only_where(holds: Callable[[torch.Tensor], bool], *, of: Iterable[str]) -> bool:

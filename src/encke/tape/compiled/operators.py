@@ -1,12 +1,12 @@
 """The operators that stand in compiled graphs in place of what they would keep.
 
 forward    token = tape_begin(parameter, graph); handle = tape_keep(x, token, graph, place)
-backward   token = tape_observe(inputs, sizes, graph); x = tape_give(handle, token, size, …)
+backward   token = tape_observe(inputs, sizes, graph); x = tape_give(handle, [token], size, …)
 
 Numbers of graph and place are constants of the graph; bounds, codecs and seeds are not in it
 at all, they are asked of the policy when an operator runs. So no change of a bound compiles
 anything anew. The token only orders: nothing is kept before the step has begun, nothing given
-before it has been observed.
+before it has been observed, nor before whatever else is to come first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCHEMAS = {
     "tape_keep": "(Tensor x, Tensor token, int graph, int place) -> Tensor",
     "tape_observe": "(Tensor[] inputs, SymInt[] sizes, int graph) -> Tensor",
     "tape_give": (
-        "(Tensor handle, Tensor token, SymInt[] size, SymInt[] stride, ScalarType dtype) "
+        "(Tensor handle, Tensor[] after, SymInt[] size, SymInt[] stride, ScalarType dtype) "
         "-> Tensor"
     ),
 }
@@ -61,7 +61,7 @@ def _observe(inputs: list[Tensor], sizes: list[int], number: int) -> Tensor:
 
 
 def _give(
-    handle: Tensor, _token: Tensor, size: list[int], stride: list[int], dtype: torch.dtype
+    handle: Tensor, _after: list[Tensor], size: list[int], stride: list[int], dtype: torch.dtype
 ) -> Tensor:
     with torch.no_grad():
         value = behind(handle).value()
@@ -86,7 +86,7 @@ def _fake_observe(inputs: list[Tensor], sizes: list[Any], number: int) -> Tensor
 
 
 def _fake_give(
-    handle: Tensor, _token: Tensor, size: list[Any], stride: list[Any], dtype: torch.dtype
+    handle: Tensor, _after: list[Tensor], size: list[Any], stride: list[Any], dtype: torch.dtype
 ) -> Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=handle.device)
 

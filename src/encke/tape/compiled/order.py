@@ -13,6 +13,8 @@ What is kept is given back when the gradient that it meets has been made, and no
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -47,13 +49,12 @@ def weights_first(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     return waits
 
 
-def split_convolutions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Make two ops of each convolution's backward: for its weight, and for what flows on.
+def split_convolutions(graph: fx.Graph) -> None:
+    """Make two ops of each convolution's backward: for its weight, then for what flows on.
 
     What flows on is a convolution of the gradient that comes in, transposed, and needs the
-    input no more. Returns, for each of these, the one for the weight, which it waits for.
+    input no more.
     """
-    waits: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         given: tuple[Any, ...] = node.args
         results = {user.args[1]: user for user in node.users if given[-1][user.args[1]]}
@@ -67,9 +68,7 @@ def split_convolutions(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         results.pop(0).replace_all_uses_with(onward)
         for user in results.values():
             user.update_arg(0, weight)
-        graph.eliminate_dead_code()
-        waits[onward] = weight
-    return waits
+    graph.eliminate_dead_code()
 
 
 def _is_static(backward: fx.Node) -> bool:
@@ -111,6 +110,49 @@ def sink(graph: fx.Graph) -> None:
             min(node.users).prepend(node)
 
 
+def uses(kept: fx.Node, among: Iterable[fx.Node]) -> list[list[fx.Node]]:
+    """The users of a kept value, in groups. For each it is given back anew.
+
+    Where a layer's input is computed again from several large values (a residual network's sum
+    of two norms), these are let go with it, and not held until each of them is used itself.
+    """
+    large = max(map(roles.count_of, among), default=0) / 2
+    together = {n for n in among if _is_float(n) and roles.count_of(n) >= large}
+    users = sorted(kept.users)
+    meeting = _meeting(kept)
+    if kept not in together or meeting is None or not roles.is_product(meeting):
+        return [users]
+    needed = needed_by(meeting, but_not=_gradients(kept.graph))
+    early = [user for user in users if user in needed]
+    late = [user for user in users if user not in needed]
+    return [early, late] if early and late and len(needed & together) > 1 else [users]
+
+
+def to_come_before(kept: fx.Node, user: fx.Node) -> list[fx.Node]:
+    """What a kept value is not to be there before: a product, and the gradient that it meets.
+
+    Of truth values only the product: they make the gradient.
+    """
+    product = _last_product_before(user)
+    met = gradient_met(kept) if _is_float(kept) and user is min(kept.users) else None
+    return [node for node in dict.fromkeys((product, met)) if node is not None]
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = roles.tensor_of(node)
+    return value is not None and value.is_floating_point()
+
+
+def _last_product_before(node: fx.Node) -> fx.Node | None:
+    here = node.prev
+    while here.op not in ("placeholder", "root"):
+        maker = here.args[0] if here.target is operator.getitem else here
+        if roles.tensor_of(here) is not None and roles.is_product(maker):  # type: ignore[arg-type]
+            return here
+        here = here.prev
+    return None
+
+
 def gradient_met(kept: fx.Node) -> fx.Node | None:
     """The gradient that a kept value meets first, where that is made in the graph.
 
@@ -118,13 +160,8 @@ def gradient_met(kept: fx.Node) -> fx.Node | None:
     away, is otherwise computed again there, from what it was computed from.
     """
     gradients = _gradients(kept.graph)
-    value_ops = roles.reached([kept], within=lambda n: n not in gradients)
-    meeting = min(
-        (user for n in value_ops for user in n.users if user in gradients), default=None
-    )
-    if meeting is None or meeting.op == "output":
-        return None
-    while True:
+    meeting = _meeting(kept)
+    while meeting is not None:
         mine = [n for n in meeting.all_input_nodes if n in gradients]
         if not mine:
             return None
@@ -135,6 +172,16 @@ def gradient_met(kept: fx.Node) -> fx.Node | None:
         if len(mine) > 1 or not scaled:
             return met
         meeting = met
+    return None
+
+
+def _meeting(kept: fx.Node) -> fx.Node | None:
+    """The first op that takes a kept value, or what is computed from it, and a gradient."""
+    gradients = _gradients(kept.graph)
+    value_ops = roles.reached([kept], within=lambda n: n not in gradients)
+    users = (user for n in value_ops for user in n.users if user in gradients)
+    first = min(users, default=None)
+    return None if first is None or first.op == "output" else first
 
 
 def _gradients(graph: fx.Graph) -> set[fx.Node]:
@@ -145,15 +192,15 @@ def _factors(product: fx.Node) -> set[fx.Node]:
     return {roles.behind_views(n) for n in product.all_input_nodes}
 
 
-def needed_by(node: fx.Node) -> set[fx.Node]:
-    """A node, and everything that it is computed from."""
+def needed_by(node: fx.Node, *, but_not: Container[fx.Node] = ()) -> set[fx.Node]:
+    """A node, and everything that it is computed from, but for some."""
     found: set[fx.Node] = set()
     stack = [node]
     while stack:
         here = stack.pop()
         if here not in found:
             found.add(here)
-            stack.extend(here.all_input_nodes)
+            stack.extend(n for n in here.all_input_nodes if n not in but_not)
     return found
 
 

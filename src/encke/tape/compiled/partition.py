@@ -75,12 +75,13 @@ def partition(
     }
     # The smallest is never copied into another layout.
     known = min((inputs[i] for i in parameters), key=roles.count_of).name
-    waits = order.weights_first(backward.graph) | order.split_convolutions(backward.graph)
+    order.split_convolutions(backward.graph)
+    waits = order.weights_first(backward.graph)
     order.sink(backward.graph)
     rewrite = _Rewrite(tape, forward, backward, num_fwd_outputs, added, weights, known)
     rewrite.run(parameters, plain=_saved_bytes(plain, num_fwd_outputs))
     if lays_out is not None and lays_out(forward):
-        _give_with_channels_last(backward)
+        _lay_out_with_channels_last(backward)
     internals.keep_order(backward, waits)
     return forward, backward
 
@@ -209,8 +210,12 @@ class _Rewrite:
 
     def _give(self, handles: dict[fx.Node, fx.Node]) -> None:
         graph = self._backward.graph
-        first_use = {n: min(n.users) for n in handles}
-        met = {n: order.gradient_met(n) for n in handles}
+        uses = {n: order.uses(n, handles) for n in handles}
+        after = {
+            (n, users[0]): order.to_come_before(n, users[0])
+            for n, groups in uses.items()
+            for users in groups
+        }
         renamed: dict[fx.Node, fx.Node] = {}
         for tensor, handle in handles.items():
             with graph.inserting_before(tensor):
@@ -224,17 +229,12 @@ class _Rewrite:
         for place, (tensor, placeholder) in zip(
             self._graph.places, renamed.items(), strict=True
         ):
-            value = tensor.meta["val"]
-            dtype = _form_of(value)
-            with graph.inserting_before(first_use[tensor]):
-                size = internals.size_nodes(value.shape, graph)
-                stride = internals.size_nodes(_dense_strides(value) or (), graph)
-                # A comparison's outcome is made use of where the gradient is made.
-                after = token if value.dtype == torch.bool else met[tensor] or token
-                given = _call(graph, tape_give, (placeholder, after, size, stride, dtype))
-                if value.dtype == torch.bool:
-                    given = _truth(graph, given, is_zero=place.sides)
-            tensor.replace_all_uses_with(given)
+            for users in uses[tensor]:
+                with graph.inserting_before(users[0]):
+                    first = [token, *after[tensor, users[0]]]
+                    given = _given(graph, tensor.meta["val"], placeholder, first, place)
+                for user in users:
+                    user.replace_input_with(tensor, given)
             graph.erase_node(tensor)
 
     def _remember(self, parameters: dict[int, str]) -> None:
@@ -248,20 +248,33 @@ class _Rewrite:
         self._tape.graphs.append(self._graph)
 
 
-def _give_with_channels_last(backward: fx.GraphModule) -> None:
+def _lay_out_with_channels_last(backward: fx.GraphModule) -> None:
     """Give images as the compiled forward will have kept them, not as they were traced.
 
-    Only speed is at stake: an operator gives what it was told to, and copies if it must.
+    Only speed is at stake: an operator gives what it was told to, and copies if it must. What
+    one waits for is in memory because of that, and lies there in the same way.
     """
+    waited_for: dict[fx.Node, None] = {}
     for node in backward.graph.find_nodes(op="call_function", target=tape_give):
-        value = node.meta["val"]
-        if value.ndim != 4 or not value.is_contiguous():
-            continue
-        value = value.contiguous(memory_format=torch.channels_last)
-        if all(isinstance(stride, int) for stride in value.stride()):
+        value = _with_channels_last(node)
+        if value is not None:
             node.update_arg(3, list(value.stride()))
             node.meta["val"] = value
+        waited_for |= dict.fromkeys(node.args[1][1:])
+    for node in waited_for:
+        value = _with_channels_last(node)
+        if value is not None and not roles.is_product(node):
+            internals.lay_out(node, value)
     backward.recompile()
+
+
+def _with_channels_last(node: fx.Node) -> Tensor | None:
+    """What a node stands for, with channels last; None if it is no image, or is so already."""
+    value = node.meta["val"]
+    if value.ndim != 4 or not value.is_contiguous():
+        return None
+    value = value.contiguous(memory_format=torch.channels_last)
+    return value if all(isinstance(stride, int) for stride in value.stride()) else None
 
 
 def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...]) -> fx.Node:
@@ -270,6 +283,16 @@ def _call(graph: fx.Graph, op: Any, args: tuple[Any, ...]) -> fx.Node:
     values = fx.node.map_arg(args, lambda n: n.meta["val"])
     node.meta["val"] = op(*values)
     return node
+
+
+def _given(
+    graph: fx.Graph, value: Tensor, handle: fx.Node, first: list[fx.Node], place: Place
+) -> fx.Node:
+    """What a handle stands for, once some others have been computed."""
+    size = internals.size_nodes(value.shape, graph)
+    stride = internals.size_nodes(_dense_strides(value) or (), graph)
+    given = _call(graph, tape_give, (handle, first, size, stride, _form_of(value)))
+    return _truth(graph, given, is_zero=place.sides) if value.dtype == torch.bool else given
 
 
 def _form_of(value: Tensor) -> torch.dtype:

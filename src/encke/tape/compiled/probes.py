@@ -17,7 +17,7 @@ from encke.tape.compiled.graphs import CompiledGraph, Kept, behind
 from encke.tape.compiled.replay import Replay, Trial
 from encke.tape.compiled.roles import tensor_of
 from encke.tape.compiled.survey import Survey
-from encke.tape.effects import Noise, square
+from encke.tape.effects import Noise
 from encke.tape.kept import Whole
 from encke.tape.protocol import Effect
 from encke.tape.slot import Slot
@@ -44,9 +44,9 @@ def observe(
     # Ops that draw random numbers are not to change what the step itself draws.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(tape.step)
-        results = replay.run(*_arguments(program, inputs, sizes))
-    squares = {name: square(results[i]) for i, name in graph.parameters.items()}
-    del results
+        replay.run(*_arguments(program, inputs, sizes))
+    results: Any = program.graph.output_node().args[0]
+    squares = {name: replay.squares[results[i]] for i, name in graph.parameters.items()}
     for index, slot in slots.items():
         found, *true = (trial.changes(replay) for trial in trials[index])
         _report(tape, graph, index, slot, squares, found, true[0] if true else {})

@@ -69,6 +69,7 @@ class Replay(fx.Interpreter):
     random  for each gradient of a parameter: how large it is if its summands have random signs,
             which is how errors add up, at most as large as it is
     shares  for each sum of gradients and each summand: ‖summand‖² / ‖sum‖²
+    squares ‖·‖² of the results
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Replay(fx.Interpreter):
         self.survey = survey
         self.random: dict[fx.Node, float] = {}
         self.shares: dict[tuple[fx.Node, fx.Node], float] = {}
+        self.squares: dict[fx.Node, float] = {}
         self._onward: dict[fx.Node, dict[fx.Node, float]] = {}
         self._sums: dict[fx.Node, float] = {}
         self._trials = trials
@@ -101,6 +103,10 @@ class Replay(fx.Interpreter):
                 trial.values.pop(done, None)
         self._running = [trial for trial in self._running if trial.values]
         self._begin(n, value)
+        if isinstance(value, Tensor) and any(user.op == "output" for user in n.users):
+            self.squares[n] = square(value)
+            if len(n.users) == 1:  # that is all that is asked of a result
+                return None
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -116,7 +122,8 @@ class Replay(fx.Interpreter):
         handle, *_ = self.fetch_args_kwargs_from_env(n)[0]
         for trial in self._trials.get(behind(handle).index, ()):
             trial.values[n] = trial.instead(value)
-            self._running.append(trial)
+            if trial not in self._running:  # what is used twice may be given twice
+                self._running.append(trial)
 
     def _follow(self, trial: Trial, n: fx.Node, value: Any) -> None:
         """Repeat an op for a trial, and compare where the trial ends."""
