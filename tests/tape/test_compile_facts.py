@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.testing import CompileCounter
+from torch._inductor.compile_fx import compile_fx_inner
 
 from encke.tape.compiled import internals, roles
 
@@ -107,6 +108,36 @@ def test_inductor_takes_a_partitioner_and_keeps_what_it_makes_out_of_its_caches(
     finally:
         internals.uninstall(partition)
     assert config.custom_partitioner_fn is before
+
+
+def test_a_value_is_put_into_memory_in_the_order_that_is_asked_for() -> None:
+    seen: list[tuple[int, ...]] = []
+    library = torch.library.Library("encke_facts", "FRAGMENT")
+    library.define("see(Tensor x) -> Tensor", tags=(torch.Tag.flexible_layout,))
+    library.impl(
+        "see", lambda x: seen.append(x.stride()) or x.clone(), "CompositeExplicitAutograd"
+    )
+    torch.library.register_fake("encke_facts::see", torch.empty_like, lib=library)
+    last = torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)
+
+    def compile_with(lays_out: bool) -> Tensor:
+        def compiler(gm: fx.GraphModule, inputs: Any) -> Any:
+            (node,) = (n for n in gm.graph.nodes if internals.op_name(n.target) == "sin")
+            if lays_out:
+                internals.lay_out(node, last)
+            return compile_fx_inner(gm, inputs)
+
+        torch.compiler.reset()
+        run = torch.compile(
+            lambda x: torch.ops.encke_facts.see(x.sin()),
+            backend=aot_autograd(fw_compiler=compiler),
+            fullgraph=True,
+        )
+        return run(torch.ones(2, 3, 4, 5))
+
+    plain, other = compile_with(False), compile_with(True)
+    assert torch.equal(plain, other)
+    assert seen == [(60, 20, 5, 1), last.stride()]
 
 
 def test_what_hangs_on_a_storage_lives_as_long_as_autograd_holds_it() -> None:

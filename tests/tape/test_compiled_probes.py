@@ -77,6 +77,7 @@ def observed(
 
     def observe(graph: Any, tape: Any, given: Any, sizes: Any) -> None:
         program = graph.backward
+
         def run() -> dict[str, Tensor]:
             results = Plainly(program).run(*probes._arguments(program, given, sizes))
             return {name: results[i] for i, name in graph.parameters.items()}
