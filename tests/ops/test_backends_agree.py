@@ -142,6 +142,7 @@ def test_backends_write_and_read_alike(codec: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("same_set_afterwards")
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 @pytest.mark.parametrize("codec", ["fixed", "entropy", "predict"])
+@pytest.mark.slow
 def test_tensors_of_several_chunks_and_pages_of_dither_agree(
     codec: str, options: dict[str, Any]
 ) -> None:

@@ -209,6 +209,7 @@ def test_dither_leaves_an_error_that_does_not_depend_on_the_value() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PLANS)
+@pytest.mark.slow
 def test_broken_payloads_raise_and_nothing_else(backend: str, name: str) -> None:
     x = with_oddities(smooth((4, 13, 21)))
     shape = tuple(x.shape)

@@ -83,6 +83,7 @@ def test_full_sized_samples_pass_forward_and_backward(
 
 
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.slow
 def test_a_few_steps_on_one_batch_lower_the_loss(name: str) -> None:
     dropout = {"dropout": 0.0} if "dropout" in zoo.model(name).options else {}
     model = zoo.model(name, **SMALL[name], **dropout)

@@ -90,6 +90,7 @@ def test_where_the_mark_cannot_be_reset_samples_tell(
     assert 90 * MIB < measured.bytes < 200 * MIB
 
 
+@pytest.mark.slow
 def test_without_proc_what_exceeds_every_earlier_peak_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

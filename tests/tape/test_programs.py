@@ -138,6 +138,7 @@ class Treated:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
+@pytest.mark.slow
 def test_the_error_of_any_program_vanishes_with_its_bound(options: dict[str, Any]) -> None:
     """As it would not, were a tensor derived wrongly or taken for another one."""
     for seed in range(40):
