@@ -136,10 +136,11 @@ def test_what_is_kept_waits_for_the_gradient_that_it_meets() -> None:
     gm = make_fx(program)(*torch.randn(3, 4, 4))
     tangents, kept, other = gm.graph.find_nodes(op="placeholder")
     _as_backward(gm.graph)
+    meetings = order.Meetings(gm.graph, [kept, other])
     (where,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.where.self)
-    assert order.gradient_met(kept) is where
-    assert order.gradient_met(other) is None  # met where it comes in
-    assert order.gradient_met(tangents) is None
+    assert meetings.gradient(kept) is where
+    assert meetings.gradient(other) is None  # met where it comes in
+    assert meetings.gradient(tangents) is None
 
 
 def test_values_that_make_one_input_together_are_given_again_for_their_own_use() -> None:
@@ -154,8 +155,9 @@ def test_values_that_make_one_input_together_are_given_again_for_their_own_use()
     gm = make_fx(program)(*torch.randn(3, 8, 8), torch.randn(8), torch.randn(8, 8))
     _, *kept = gm.graph.find_nodes(op="placeholder")
     _as_backward(gm.graph)
+    meetings = order.Meetings(gm.graph, kept)
     for node in kept:
-        groups = order.uses(node, kept)
+        groups = meetings.uses(node)
         assert sorted(itertools.chain(*groups)) == sorted(node.users)
         assert len(groups) == (2 if node in kept[:2] else 1)
 

@@ -14,7 +14,7 @@ What is kept is given back when the gradient that it meets has been made, and no
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container
 from typing import Any
 
 import torch
@@ -110,32 +110,64 @@ def sink(graph: fx.Graph) -> None:
             min(node.users).prepend(node)
 
 
-def uses(kept: fx.Node, among: Iterable[fx.Node]) -> list[list[fx.Node]]:
-    """The users of a kept value, in groups. For each it is given back anew.
+class Meetings:
+    """Where values that are kept meet gradients in a backward graph."""
 
-    Where a layer's input is computed again from several large values (a residual network's sum
-    of two norms), these are let go with it, and not held until each of them is used itself.
-    """
-    large = max(map(roles.count_of, among), default=0) / 2
-    together = {n for n in among if _is_float(n) and roles.count_of(n) >= large}
-    users = sorted(kept.users)
-    meeting = _meeting(kept)
-    if kept not in together or meeting is None or not roles.is_product(meeting):
-        return [users]
-    needed = needed_by(meeting, but_not=_gradients(kept.graph))
-    early = [user for user in users if user in needed]
-    late = [user for user in users if user not in needed]
-    return [early, late] if early and late and len(needed & together) > 1 else [users]
+    def __init__(self, graph: fx.Graph, kept: Collection[fx.Node]) -> None:
+        self._gradients = _gradients(graph)
+        large = max(map(roles.count_of, kept), default=0) / 2
+        self._large = {n for n in kept if _is_float(n) and roles.count_of(n) >= large}
 
+    def uses(self, kept: fx.Node) -> list[list[fx.Node]]:
+        """The users of a kept value, in groups. For each it is given back anew.
 
-def to_come_before(kept: fx.Node, user: fx.Node) -> list[fx.Node]:
-    """What a kept value is not to be there before: a product, and the gradient that it meets.
+        Where a layer's input is computed again from several large values (a residual network's
+        sum of two norms), these are let go with it, and not held until each is used itself.
+        """
+        users = sorted(kept.users)
+        meeting = self._first(kept)
+        if kept not in self._large or meeting is None or not roles.is_product(meeting):
+            return [users]
+        needed = needed_by(meeting, but_not=self._gradients)
+        early = [user for user in users if user in needed]
+        late = [user for user in users if user not in needed]
+        return [early, late] if early and late and len(needed & self._large) > 1 else [users]
 
-    Of truth values only the product: they make the gradient.
-    """
-    product = _last_product_before(user)
-    met = gradient_met(kept) if _is_float(kept) and user is min(kept.users) else None
-    return [node for node in dict.fromkeys((product, met)) if node is not None]
+    def before(self, kept: fx.Node, user: fx.Node) -> list[fx.Node]:
+        """What a kept value waits for: the product before, and the gradient that it meets.
+
+        Truth values wait for no gradient: they make it.
+        """
+        product = _last_product_before(user)
+        met = self.gradient(kept) if _is_float(kept) and user is min(kept.users) else None
+        return [node for node in dict.fromkeys((product, met)) if node is not None]
+
+    def gradient(self, kept: fx.Node) -> fx.Node | None:
+        """The gradient that a kept value meets first, where that is made in the graph.
+
+        Whoever waits for it has it in memory: a gradient that several ops use, one of them far
+        away, is otherwise computed again there, from what it was computed from.
+        """
+        meeting = self._first(kept)
+        while meeting is not None:
+            mine = [n for n in meeting.all_input_nodes if n in self._gradients]
+            if not mine:
+                return None
+            met = roles.behind_views(max(mine, key=roles.count_of))
+            if met.op != "call_function" or roles.tensor_of(met) is None:
+                return None
+            scaled = internals.op_name(met.target) in _SCALED and not roles.is_product(meeting)
+            if len(mine) > 1 or not scaled:
+                return met
+            meeting = met
+        return None
+
+    def _first(self, kept: fx.Node) -> fx.Node | None:
+        """The first op that takes a kept value, or one computed from it, and a gradient."""
+        values = roles.reached([kept], within=lambda n: n not in self._gradients)
+        users = (user for n in values for user in n.users if user in self._gradients)
+        first = min(users, default=None)
+        return None if first is None or first.op == "output" else first
 
 
 def _is_float(node: fx.Node) -> bool:
@@ -151,37 +183,6 @@ def _last_product_before(node: fx.Node) -> fx.Node | None:
             return here
         here = here.prev
     return None
-
-
-def gradient_met(kept: fx.Node) -> fx.Node | None:
-    """The gradient that a kept value meets first, where that is made in the graph.
-
-    Whoever waits for it has it in memory: a gradient that several ops use, one of them far
-    away, is otherwise computed again there, from what it was computed from.
-    """
-    gradients = _gradients(kept.graph)
-    meeting = _meeting(kept)
-    while meeting is not None:
-        mine = [n for n in meeting.all_input_nodes if n in gradients]
-        if not mine:
-            return None
-        met = roles.behind_views(max(mine, key=roles.count_of))
-        if met.op != "call_function" or roles.tensor_of(met) is None:
-            return None
-        scaled = internals.op_name(met.target) in _SCALED and not roles.is_product(meeting)
-        if len(mine) > 1 or not scaled:
-            return met
-        meeting = met
-    return None
-
-
-def _meeting(kept: fx.Node) -> fx.Node | None:
-    """The first op that takes a kept value, or what is computed from it, and a gradient."""
-    gradients = _gradients(kept.graph)
-    value_ops = roles.reached([kept], within=lambda n: n not in gradients)
-    users = (user for n in value_ops for user in n.users if user in gradients)
-    first = min(users, default=None)
-    return None if first is None or first.op == "output" else first
 
 
 def _gradients(graph: fx.Graph) -> set[fx.Node]:

@@ -210,9 +210,10 @@ class _Rewrite:
 
     def _give(self, handles: dict[fx.Node, fx.Node]) -> None:
         graph = self._backward.graph
-        uses = {n: order.uses(n, handles) for n in handles}
+        meetings = order.Meetings(graph, handles)
+        uses = {n: meetings.uses(n) for n in handles}
         after = {
-            (n, users[0]): order.to_come_before(n, users[0])
+            (n, users[0]): meetings.before(n, users[0])
             for n, groups in uses.items()
             for users in groups
         }
