@@ -130,6 +130,7 @@ def test_every_codec_with_kernels_is_compared() -> None:
 
 @pytest.mark.usefixtures("same_set_afterwards")
 @pytest.mark.parametrize(("codec", "dtype"), CASES)
+@pytest.mark.slow
 def test_backends_write_and_read_alike(codec: str, dtype: torch.dtype) -> None:
     found = populations(dtype)
     taken = itertools.cycle(found)

@@ -18,6 +18,8 @@ from encke.ops.reference import digits, entropy, rans, tables
 from encke.ops.reference.coder import Settings
 from encke.ops.reference.digits import VERBATIM, ZERO, Alphabet
 
+pytestmark = pytest.mark.slow  # the reference takes its time
+
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 KINDS = [PLAIN, HALF, DITHER, POINTWISE]
 SMALL_SIZES = [0, 1, 7, 8, 9, 31, 32, 33, 63, 65, 255, 257, 8191, 8192, 8193]
