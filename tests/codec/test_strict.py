@@ -182,6 +182,7 @@ def test_group_keeps_what_it_does_not_refuse(
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 @LIMITS
 @given(recipe=recipes(), bound=bounds(*LINEAR))
+@pytest.mark.slow
 def test_zfp_keeps_the_bound(dtype: torch.dtype, recipe: Recipe, bound: Bound) -> None:
     x = recipe.tensor(dtype)
     packed = compress(x, bound, codec="zfp")

@@ -110,6 +110,7 @@ def test_the_limit_holds_whatever_the_clock_says(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_comparisons_with_the_exact_tensor_find_room_in_the_limit(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_number_given_at_the_call_becomes_a_bound() -> None:
         assert torch.equal(compiled(values("fixed"), error), call(values("fixed"), error))
 
 
+@pytest.mark.slow
 def test_a_codec_that_cannot_be_traced_is_refused_with_those_that_can() -> None:
     # In a process of its own: once Dynamo has failed, Python holds arguments of calls for
     # longer there, and a tape has to take them for tensors that somebody may still use.
@@ -128,6 +129,7 @@ def test_a_codec_that_cannot_be_traced_is_refused_with_those_that_can() -> None:
     assert re.search(f"UnsupportedError.*'auto'.*allowed are {allowed}", done.stderr)
 
 
+@pytest.mark.slow
 def test_importing_encke_is_all_that_compiling_needs() -> None:
     program = (
         "import torch, encke\n"
