@@ -3,10 +3,10 @@
 Written against torch 2.13, and tested with that version alone: where Inductor takes a
 partitioner (`custom_partitioner_fn`), the min-cut partitioner and the mark by which it keeps a
 value, what has one op wait for another (`control_deps`), what puts a value into memory in an
-order (`inductor_force_stride_order`), whether memory is held to be used
-again (`allow_buffer_reuse`), the fake tensors that stand for a model's parameters while it is
-traced, what a node's `meta` says about where it comes from, how a guard of one's own is added
-to those of a frame, and how a compiled artifact is kept out of the caches on disk.
+order (`inductor_force_stride_order`), whether memory is held to be used again
+(`allow_buffer_reuse`), the fake tensors that stand for a model's parameters while it is traced,
+what a node's `meta` says about where it comes from, how a guard of one's own is added to those
+of a frame, and how a compiled artifact is kept out of the caches on disk.
 `tests/tape/test_compile_facts.py` tells when one changes.
 """
 

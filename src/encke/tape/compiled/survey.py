@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from functools import cached_property
 
 from torch import fx
 
@@ -32,7 +31,6 @@ class Survey:
     """
 
     def __init__(self, graph: fx.Graph, parameters: Mapping[int, str]) -> None:
-        self._graph = graph
         self._gradients = roles.reached(
             (n for n in graph.nodes if is_tangent(n)),
             within=lambda n: not op_name(n.target).startswith("tape_"),
@@ -73,10 +71,6 @@ class Survey:
             return not isinstance(node.meta.get("val"), tuple | list)
         return any(roles.is_product(user) for user in _users_behind_views(node))
 
-    @cached_property
-    def _places(self) -> dict[fx.Node, int]:
-        return {n: i for i, n in enumerate(self._graph.nodes)}
-
     def onward(
         self, start: fx.Node, shares: Mapping[tuple[fx.Node, fx.Node], float]
     ) -> dict[fx.Node, float]:
@@ -88,7 +82,7 @@ class Survey:
         """
         found: dict[fx.Node, float] = {start: 1.0}
         after = roles.reached([start], within=self._gradients.__contains__)
-        for node in sorted(after - {start}, key=self._places.__getitem__):
+        for node in sorted(after - {start}):
             before = [m for m in node.all_input_nodes if m in found]
             if node in self.joins:
                 found[node] = sum(found[m] * shares.get((node, m), 1.0) for m in before)
