@@ -23,6 +23,7 @@ from encke.tape import Policy, Site, Tape
 from encke.tape.handle import Handle
 from encke.tape.kept import Source
 from encke.tape.ledger import Ledger, SavedStorage
+from encke.tape.passes import BackwardPasses
 
 
 def _change_input(x: Tensor) -> Tensor:
@@ -239,7 +240,13 @@ class Wrong(Source):
 def test_a_source_of_another_shape_or_device_is_refused() -> None:
     t = torch.zeros(4, 6)
     for value in (torch.zeros(4, 1), torch.zeros(6, 4), torch.zeros(4, 6, device="meta")):
-        handle = Handle(Wrong(value), Site("m", "Op", "self"), t, SavedStorage(Ledger(), t))
+        handle = Handle(
+            Wrong(value),
+            Site("m", "Op", "self"),
+            t,
+            SavedStorage(Ledger(), t),
+            BackwardPasses(),
+        )
         with pytest.raises(encke.EnckeError, match=r"m/Op\.self: saved \[4, 6\]"):
             handle.get()
 

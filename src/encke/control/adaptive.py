@@ -7,27 +7,35 @@ and from all of them, by water-filling, the bounds for the steps to come.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from encke.bound import Absolute, RmsRelative
+from encke.control.accumulated import AccumulatedGradients, OptimizerSteps
 from encke.control.allocate import Demand, water_fill
 from encke.control.gates import Gates
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
-from encke.control.theory import signal_share
+from encke.control.sensitivity import gradient_squares, sensitivities
 from encke.errors import UnsupportedError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
+from encke.tape.squares import square
+
+log = logging.getLogger("encke")
 
 _CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
 _EARLY = 16  # steps in which the optimizer's state still forms: only the latest counts
 _WARM_UP = RmsRelative(0.05)
+_MOST_CALLS = 4  # of the model in one optimizer step that are observed
+_SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
+_SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
 _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
 
 
@@ -82,28 +90,64 @@ class Adaptive:
         self._largest: dict[str, float] = {}
         self.gates = Gates()
         self._effects: list[Effect] = []
-        self._observing = False
-        self._step = 0
+        #: Optimizer steps, and calls of the model in the one that runs.
+        self._step = self._calls = 0
         self._next = 1
-        self._gradients = 1
+        #: Whether this step is observed, whether this call is, and which calls were.
+        self._due = self._observing = False
+        self._observed: set[int] = set()
+        #: Parameters that were trained in the step observed last.
+        self._trained = 1
+        self._exact_until = 0
         self._shares: list[tuple[int, float]] = []
+        self._gradients = AccumulatedGradients()
+        self._optimizer_steps = OptimizerSteps(
+            self.reference.optimizers, then=self._gradients.close
+        )
 
     # -- the tape's questions ------------------------------------------------------------
 
+    def backward_ran(self, *, create_graph: bool) -> None:
+        self._optimizer_steps.went_back()
+        if create_graph:
+            if self._exact_until == 0:
+                log.warning(
+                    "the gradients of this model are differentiated again (create_graph=True, "
+                    "as for a gradient penalty, a Hessian or a PINN); what an error does to "
+                    "second derivatives is not known, so activations are kept exact"
+                )
+            self._exact_until = self._step + _SECOND_ORDER_MEMORY
+
     def begin(self, step: int) -> None:
+        if self._optimizer_steps.forward():
+            self._begin_step()
+        self._calls += 1
+        self._observing = self._due and self._calls <= _MOST_CALLS
+        if self._observing:
+            self._observed.add(step)
+        self.guard.begin(self._step if self._calls == 1 else 0)
+
+    def _begin_step(self) -> None:
+        """The optimizer has stepped: learn from the step that ended, begin another."""
         if self._effects:
             self._learn()
         elif self.guard.changed():
             self._allocate()
         self._step += 1
-        self._observing = self._step >= self._next
-        if self._observing:
+        self._calls = 0
+        self._observed.clear()
+        self._due = self._step >= self._next
+        if self._due:
             apart = self._step if self._step < _EARLY else self._step // 2
             self._next = self._step + max(1, min(apart, self.refresh))
-        self.guard.begin(self._step)
+            self._gradients.watch(self._parameters)
+        else:
+            self._gradients.stop()
 
     def treat(self, sight: Sight) -> Treatment:
         name = str(sight.site)
+        if self._step < self._exact_until:
+            return _SECOND_ORDER
         if self.guard.distrusts(name):
             return KEEP
         bound = self.bounds.get(name)
@@ -122,8 +166,13 @@ class Adaptive:
     def observe(self, effect: Effect) -> None:
         if effect.measured is not None:
             self.guard.judge(effect)
-        if self._observing or str(effect.site) not in self.bounds:
+        if effect.call in self._observed or str(effect.site) not in self.bounds:
             self._effects.append(effect)
+
+    def train_by(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """From now on these take the steps."""
+        self.reference.optimizers = list(optimizers)
+        self._optimizer_steps.watch(self.reference.optimizers)
 
     # -- what follows from what was seen -------------------------------------------------
 
@@ -131,61 +180,47 @@ class Adaptive:
         if sight.channels:
             self._largest[name] = _LARGEST
             return
-        t = sight.tensor
-        norm = float(torch.linalg.vector_norm(t, dtype=torch.float32))
+        norm = math.sqrt(square(sight.tensor))
         if math.isfinite(norm) and norm > 0:
-            self._largest[name] = _LARGEST * norm / math.sqrt(t.numel())
+            self._largest[name] = _LARGEST * norm / math.sqrt(sight.tensor.numel())
 
     def _learn(self) -> None:
-        effects, self._effects = self._effects, []
-        sensitivity = self._sensitivities(effects)
-        for name, (found, values) in sensitivity.items():
-            old = self.sensitivity.get(name)
-            if old is not None and old > found > 0 and self._step > _EARLY:
+        # A gradient that was set to zero before the optimizer stepped trains nothing.
+        effects = [
+            effect
+            if self._gradients.includes(effect.parameter or "", effect.backward)
+            else replace(effect, parameter=None)
+            for effect in self._effects
+        ]
+        self._effects = []
+        found = sensitivities(effects, self._scales(effects), shares=self._shares)
+        if self._due or not self._shares:
+            # Only a step that was observed as a whole tells what the network is made of.
+            self._shares = list(found.shares)
+        for name, gate in found.gates.items():
+            self.gates.see(name, variance=gate.variance, blocked=gate.blocked)
+        # Of many calls only the first are observed; the others are taken to be like them.
+        calls = max(1.0, self._calls / max(1, len(self._observed)))
+        for name, tensor in found.tensors.items():
+            now, old = tensor.variance * calls, self.sensitivity.get(name)
+            if old is not None and old > now > 0 and self._step > _EARLY:
                 # Tightened at once, loosened by and by.
-                found = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(found))
-            self.sensitivity[name] = found
-            self.values[name] = values
+                now = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(now))
+            self.sensitivity[name] = now
+            self.values[name] = tensor.values
         self._allocate()
 
-    def _sensitivities(self, effects: list[Effect]) -> dict[str, tuple[float, int]]:
-        """Relative variance per squared error, summed over everyone who uses a tensor."""
-        for name in {e.parameter for e in effects if e.parameter}:
-            squares = [e.parameter_square for e in effects if e.parameter == name]
-            self.reference.see(name, max(squares))
+    def _scales(self, effects: list[Effect]) -> dict[str, float]:
+        """What each parameter's error is relative to; those trained in this step only."""
+        for name, seen in gradient_squares(effects, self._gradients.squares).items():
+            self.reference.see(name, seen)
         scales = {
             name: self.reference.of(name, self._parameters.get(name))
-            for name in {e.parameter for e in effects if e.parameter}
+            for name in {effect.parameter for effect in effects if effect.parameter}
         }
-        if self._observing or not self._shares:
-            # Only a step that was observed as a whole tells what the network is made of.
-            self._gradients = max(1, len(scales))
-            self._shares = sorted(
-                {
-                    (e.order, signal_share(e))
-                    for e in effects
-                    if e.products and e.parameter_square > 0
-                }
-            )
-        found: dict[str, tuple[float, int]] = {}
-        for effect in effects:
-            if effect.error <= 0:
-                continue
-            upstream = sum(share for order, share in self._shares if order < effect.order)
-            relative = effect.stream * max(upstream, 1.0)
-            if effect.left_out > 0:
-                self.gates.see(
-                    str(effect.consumer),
-                    variance=effect.left_out * max(upstream, 1.0),
-                    blocked=effect.blocked,
-                )
-            scale = scales.get(effect.parameter or "", 0.0)
-            if scale > 0:
-                relative += effect.predicted / scale
-            name = str(effect.site)
-            before, _ = found.get(name, (0.0, 0))
-            found[name] = (before + relative / effect.error**2, effect.values)
-        return found
+        if self._due or not self._shares:
+            self._trained = max(1, len(scales))
+        return scales
 
     def _allocate(self) -> None:
         demands = {
@@ -197,7 +232,7 @@ class Adaptive:
             for name, found in self.sensitivity.items()
             if math.isfinite(found)
         }
-        variance = self.tolerance * self._gradients
+        variance = self.tolerance * self._trained
         if self.gates:
             self.gates.decide(demands, water_fill(demands, variance=variance), variance)
             variance -= self.gates.variance
@@ -209,7 +244,7 @@ class Adaptive:
 
     def _why(self, name: str, bound: float) -> str:
         added = self.sensitivity.get(name, 0.0) * bound**2
-        return f"adds {added / self._gradients:.1e} of the gradients' variance"
+        return f"adds {added / self._trained:.1e} of the gradients' variance"
 
     def measured_errors(self) -> dict[str, tuple[float, float]]:
         """By consumer: the gradient's variance, predicted and measured in its last check."""
@@ -220,8 +255,10 @@ class Adaptive:
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self._step,
+            "calls": self._calls,
             "next": self._next,
-            "gradients": self._gradients,
+            "trained": self._trained,
+            "exact_until": self._exact_until,
             "shares": [list(pair) for pair in self._shares],
             "bounds": dict(self.bounds),
             "sensitivity": dict(self.sensitivity),
@@ -231,14 +268,20 @@ class Adaptive:
             "reference": dict(self.reference.squares),
             "guard": self.guard.state_dict(),
             # Between an observed step and the next, what was seen is not yet learnt from.
+            "due": self._due,
             "observing": self._observing,
+            "observed": sorted(self._observed),
+            "gradients": self._gradients.state_dict(),
+            "optimizer_steps": self._optimizer_steps.state_dict(),
             "effects": [asdict(effect) for effect in self._effects],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step = state["step"]
         self._next = state.get("next", self._step + 1)
-        self._gradients = state["gradients"]
+        self._calls = state["calls"]
+        self._trained = state["trained"]
+        self._exact_until = state["exact_until"]
         self._shares = [(int(order), float(share)) for order, share in state["shares"]]
         self.bounds = dict(state["bounds"])
         self.sensitivity = dict(state["sensitivity"])
@@ -247,5 +290,8 @@ class Adaptive:
         self.gates.load_state_dict(state.get("gates", {}))
         self.reference.squares = dict(state["reference"])
         self.guard.load_state_dict(state["guard"])
-        self._observing = state.get("observing", False)
+        self._due, self._observing = state["due"], state["observing"]
+        self._observed = set(state["observed"])
+        self._gradients.load_state_dict(state["gradients"])
+        self._optimizer_steps.load_state_dict(state["optimizer_steps"])
         self._effects = [Effect.of_state(one) for one in state.get("effects", [])]

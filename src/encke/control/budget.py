@@ -132,6 +132,11 @@ class Budget:
     def observe(self, effect: Effect) -> None:
         self.inner.observe(effect)
 
+    def backward_ran(self, *, create_graph: bool) -> None:
+        told = getattr(self.inner, "backward_ran", None)
+        if told is not None:
+            told(create_graph=create_graph)
+
     def kept(self, records: Iterable[Record], stored: int) -> None:
         """What the step that runs has kept, and how many bytes are held."""
         if not self.places:

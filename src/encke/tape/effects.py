@@ -17,10 +17,17 @@ from torch import Tensor, nn
 from encke.tape import products
 from encke.tape.channels import NORMS
 from encke.tape.gate import Gate
-from encke.tape.graph import kept_for, leaf_behind, op_name, running_node
+from encke.tape.graph import (
+    current_backward,
+    kept_for,
+    leaf_behind,
+    op_name,
+    running_node,
+)
 from encke.tape.kept import Source, Whole, Window
 from encke.tape.protocol import Effect, Site
 from encke.tape.slot import Slot
+from encke.tape.squares import square
 
 Gradients = Sequence[Tensor | None]
 
@@ -39,11 +46,11 @@ class Probe:
         order: int,
         name_of: Callable[[Tensor], str | None],
         report: Callable[[Effect], None],
-        seed: int,
+        call: int,
     ) -> None:
         self._uses = uses
         self._order, self._name_of, self._report = order, name_of, report
-        self._seed = seed
+        self._call = call
 
     def __call__(self, returned: Gradients, received: Gradients) -> None:
         node = running_node()
@@ -78,11 +85,13 @@ class Probe:
         fan = 0.0
         if out is not None and parameter is not None and role in ("input", "mat1", "self"):
             fan = products.of_node(op_name(node), node, _seen_shape(node, role), out.shape)
-        noise = Noise(slot, self._seed)
+        noise = Noise(slot, self._call)
         known: dict[str, Any] = {
             "site": slot.site,
             "consumer": consumer,
             "order": self._order,
+            "call": self._call,
+            "backward": current_backward(),
             "error": slot.error,
             "values": slot.values,
         }
@@ -170,14 +179,6 @@ class Noise:
 def _apart(seed: int) -> int:
     """A seed far from the small ones that people take for their own random numbers."""
     return (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & ((1 << 63) - 1)
-
-
-def square(t: Tensor | None) -> float:
-    """‖t‖², in double precision where that matters: the sum, not the squares."""
-    if t is None:
-        return 0.0
-    flat = t.detach()
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float32).double() ** 2)
 
 
 def difference(

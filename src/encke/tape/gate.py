@@ -31,6 +31,7 @@ from encke.tape.channels import Channels
 from encke.tape.kept import Sides
 from encke.tape.ledger import Held, Ledger
 from encke.tape.slot import Slot
+from encke.tape.squares import square
 
 _MOST = 8.0  # times that blocked values may weigh those that pass: where hardly any pass
 
@@ -167,7 +168,7 @@ class Gate(Passing):
         through, weight = returned[0], returned[1]
         if through is None or weight is None:
             return 0.0
-        whole = float(torch.linalg.vector_norm(through, dtype=torch.float32).double() ** 2)
+        whole = square(through)
         every = through.numel() / weight.numel()
         # Of a channel's mean square one, this share lies about the two means.
         about = 1 + self._centre.double() * self._other.double()

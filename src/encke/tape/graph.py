@@ -2,7 +2,8 @@
 
 What is needed of autograd beyond its public interface is asked for here: `_sequence_nr` and
 `_raw_saved_*` of a node, `register_hooks` and `data` of a saved tensor, the stack of default
-hooks, the node that is running, and what stands between a model and eager autograd.
+hooks, the node and the backward pass that run, and what stands between a model and eager
+autograd.
 `tests/tape/test_torch_facts.py` tells when one changes.
 """
 
@@ -144,6 +145,12 @@ def saved_tensor(node: Any, role: str) -> Tensor | None:
 def running_node() -> Any:
     """The node whose backward, or whose hook, is running."""
     return torch._C._current_autograd_node()
+
+
+def current_backward() -> int:
+    """The number of the backward pass that runs in this thread; -1 where none does."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 def kept_for(node: Any, role: str) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 from encke.errors import EnckeError
 from encke.tape.kept import Source
 from encke.tape.ledger import SavedStorage
+from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Site
 from encke.tape.store import is_dense, overlaps
 from encke.tape.witness import Witness
@@ -23,6 +24,7 @@ class Handle:
     __slots__ = (
         "_device",
         "_dtype",
+        "_passes",
         "_storage",
         "_stride",
         "_witness",
@@ -31,8 +33,16 @@ class Handle:
         "source",
     )
 
-    def __init__(self, source: Source, site: Site, t: Tensor, storage: SavedStorage) -> None:
+    def __init__(
+        self,
+        source: Source,
+        site: Site,
+        t: Tensor,
+        storage: SavedStorage,
+        passes: BackwardPasses,
+    ) -> None:
         self.source, self.site = source, site
+        self._passes = passes
         self.shape = tuple(t.shape)
         self._stride = t.stride() if is_dense(t) or self._is_exact(t) else None
         self._dtype, self._device = t.dtype, t.device
@@ -45,6 +55,7 @@ class Handle:
         return bool(slots) and all(s.is_exact for s in slots) and not overlaps(t)
 
     def get(self) -> Tensor:
+        self._passes.notice()
         self._witness.check(self.site, self.shape)
         with torch.no_grad():
             t = self.source.get()

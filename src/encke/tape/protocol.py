@@ -75,6 +75,8 @@ class Effect:
     site              of the tensor whose error this is about
     consumer          the op that used it, straight or derived
     order             of the op in the forward pass
+    call              number of that forward pass
+    backward          number of the backward pass that found it
     error             the bound that the tensor was kept with, in its own units
                       (of the normalised values, where it was kept so)
     values            how many values the tensor has
@@ -108,6 +110,8 @@ class Effect:
     blocked: int = 0
     left_out: float = 0.0
     measured: tuple[float, float] | None = None
+    call: int = 0
+    backward: int = -1
 
     @property
     def predicted(self) -> float:
@@ -140,7 +144,12 @@ class Sight:
 
 
 class Policy(Protocol):
-    """Decides how each lossy tensor is kept."""
+    """Decides how each lossy tensor is kept.
+
+    A policy that has a method `backward_ran(*, create_graph: bool)` is told, before the next
+    `begin`, that a backward pass ran and whether its result is differentiated again; one that
+    has `kept(records, stored)`, what a forward pass has kept.
+    """
 
     def begin(self, step: int) -> None:
         """A forward pass starts."""

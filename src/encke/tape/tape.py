@@ -17,6 +17,7 @@ from encke.tape.handle import Handle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
+from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
@@ -51,6 +52,7 @@ class Tape(Keeping):
         self.graphs: list[CompiledGraph] = []
         self._ran: set[int] = set()
         self._detached = False
+        self._passes = BackwardPasses()
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
 
@@ -109,16 +111,16 @@ class Tape(Keeping):
     def state_dict(self) -> dict[str, Any]:
         """The step and what the policy has learnt, for a checkpoint."""
         return {
-            "version": 1,
+            "version": 2,
             "step": self.step,
             "policy": self.policy.state_dict(),
             "choices": self._choices.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("version") != 1:
+        if state.get("version") != 2:
             raise UnsupportedError(
-                f"tape state has version {state.get('version')!r}, this reads 1; it comes from "
+                f"tape state has version {state.get('version')!r}, this reads 2; it comes from "
                 "another release: leave it out and the controller learns anew"
             )
         self.step = state["step"]
@@ -163,6 +165,10 @@ class Tape(Keeping):
         self.step += 1
         self.recent.clear()
         self._ran.clear()
+        ran, create_graph = self._passes.take()
+        told = getattr(self.policy, "backward_ran", None)  # for policies that count passes
+        if ran and told is not None:
+            told(create_graph=create_graph)
         self.policy.begin(self.step)
         self.records.begin(self.step)
         for log in self.logs:
@@ -203,6 +209,7 @@ class Tape(Keeping):
         Also where it was compiled anew, and is not one of those that ran.
         """
         self._ran.clear()
+        self._passes.notice()
 
     def begin_call(self, frame: FrameType) -> None:
         """Enter for a call of the model, whose hooks run in `frame`.
@@ -274,7 +281,7 @@ class Tape(Keeping):
             site = self._site(op, role)
             storage = self.storages.of(t)
             source = self.keep(node, site, t, storage)
-            handle = Handle(source, site, t, storage)
+            handle = Handle(source, site, t, storage, self._passes)
             raw.register_hooks(_Give(handle), unpack)
             if isinstance(source, Sides) and op == "Relu":
                 sides = source
@@ -289,7 +296,7 @@ class Tape(Keeping):
                     order=self.order,
                     name_of=self._name_of,
                     report=self.report,
-                    seed=self.step,
+                    call=self.step,
                 )
             )
         # After the probe, which calls the node again and compares.

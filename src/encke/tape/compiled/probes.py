@@ -18,6 +18,7 @@ from encke.tape.compiled.replay import Replay, Trial
 from encke.tape.compiled.roles import tensor_of
 from encke.tape.compiled.survey import Survey
 from encke.tape.effects import Noise
+from encke.tape.graph import current_backward
 from encke.tape.kept import Whole
 from encke.tape.protocol import Effect
 from encke.tape.slot import Slot
@@ -118,6 +119,8 @@ def _report(
                 site=place.site,
                 consumer=place.site,
                 order=place.order,
+                call=tape.step,
+                backward=current_backward(),
                 error=slot.error,
                 values=slot.values,
                 parameter=name,

@@ -26,7 +26,7 @@ from encke.tape.compiled import roles
 from encke.tape.compiled.graphs import behind
 from encke.tape.compiled.internals import op_name
 from encke.tape.compiled.survey import Survey
-from encke.tape.effects import square
+from encke.tape.squares import square
 
 #: Arguments of `convolution_backward`.
 _INPUT, _MASK = 1, 10
