@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import itertools
 import json
 import random
@@ -32,6 +33,18 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 EDGES = (0, 1, 7, 8, 31, 32, 127, 128, 254, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1)
 #: A mutant that claims more than this is not decoded: the claim alone is no crime.
 MOST_BYTES = 1 << 28
+#: Without values, but with other extents that a decoder might divide by or multiply.
+EMPTY = ((0,), (3, 0), (0, 4, 5), (2, 3, 0, 4))
+#: Any bound that the codec keeps, and a dtype that it takes.
+ANY_BOUND = {
+    "fixed": (encke.Absolute(1e-2), torch.float32),
+    "entropy": (encke.Absolute(1e-2), torch.float32),
+    "predict": (encke.Absolute(1e-2), torch.float32),
+    "group": (encke.FixedRate(4), torch.float32),
+    "mask": (encke.Lossless(), torch.bool),
+    "index": (encke.Lossless(), torch.int32),
+    "lossless": (encke.Lossless(), torch.float32),
+}
 
 
 def packed_originals() -> Iterator[encke.Packed]:
@@ -66,6 +79,17 @@ def packed_originals() -> Iterator[encke.Packed]:
         x = torch.randint(0, high, (500,), dtype=dtype)
         yield encke.compress(x, encke.Lossless(), codec="index")
     yield encke.compress(torch.rand(999) < 0.5, encke.Lossless(), codec="mask")
+    for (codec, (bound, dtype)), shape in itertools.product(ANY_BOUND.items(), EMPTY):
+        yield encke.compress(torch.zeros(shape, dtype=dtype), bound, codec=codec)
+
+
+def falsely_empty() -> Iterator[encke.Packed]:
+    """Payloads with values whose header claims a shape that has none."""
+    full = torch.linspace(0, 3, 120).sin().view(2, 3, 5, 4)
+    for codec, shape in itertools.product(("fixed", "entropy", "predict", "group"), EMPTY):
+        bound, dtype = ANY_BOUND[codec]
+        packed = encke.compress(full.to(dtype), bound, codec=codec)
+        yield dataclasses.replace(packed, shape=shape, order=tuple(range(len(shape))))
 
 
 def mutate(blob: bytes, others: list[bytes], chance: random.Random) -> bytearray:
@@ -133,7 +157,8 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     chance = random.Random(args.seed)
-    blobs = [packed.to_bytes() for packed in packed_originals()]
+    originals = itertools.chain(packed_originals(), falsely_empty())
+    blobs = [packed.to_bytes() for packed in originals]
     known = set(blobs)  # a splice may turn one small stream into another
     print(f"{len(blobs)} originals", file=sys.stderr, flush=True)
     tally: collections.Counter[str] = collections.Counter()

@@ -216,6 +216,7 @@ const float* open_rows(const float* values, [[maybe_unused]] const float* stop,
 // Runs f(begin, end, before, thread) on ranges of values; `before` ones lie before them.
 template <class F>
 int for_ones(const uint8_t* bits, int64_t count, int threads, F f) {
+    if (count == 0) return ENCKE_OK;
     constexpr int64_t kChunk = 65536;
     int64_t chunks = (count + kChunk - 1) / kChunk, size = (count + 7) / 8;
     std::vector<int64_t> before(static_cast<size_t>(threads) + 1);
@@ -234,8 +235,8 @@ int for_ones(const uint8_t* bits, int64_t count, int threads, F f) {
 }
 
 bool fits(int64_t size, int64_t channels, int64_t inner, int64_t count) {
-    return has_size(size, count) && channels > 0 && inner > 0 &&
-           count % (channels * inner) == 0;
+    if (!has_size(size, count) || channels < 0) return false;
+    return count == 0 || (channels > 0 && inner > 0 && count % (channels * inner) == 0);
 }
 
 int threads_for(int64_t count) { return thread_count((count + 65535) / 65536, count); }

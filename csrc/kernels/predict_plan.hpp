@@ -84,6 +84,8 @@ struct Plan {
     // False if no plan for these extents has these bytes.
     bool read(int of_mode, const uint8_t* from, int size, const Extents& extents) {
         mode = of_mode;
+        // Without values there is nothing to predict, and extents of 0 divide nothing.
+        if (mode != kVerbatim && extents.size() == 0) return false;
         switch (mode) {
             case kVerbatim:
                 return size == 0;

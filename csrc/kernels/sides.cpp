@@ -92,6 +92,7 @@ int affine_where(const void* x, const uint8_t* bits, int64_t size, const float* 
                  const float* shift, int64_t channels, int64_t inner, void* out,
                  int64_t count) {
     if (!has_size(size, count)) return ENCKE_CORRUPT;
+    if (count == 0) return ENCKE_OK;
     if (channels <= 0 || inner <= 0 || count % (channels * inner)) return ENCKE_BAD_ARGUMENT;
     const float* from = static_cast<const float*>(x);
     float* y = static_cast<float*>(out);

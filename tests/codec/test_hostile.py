@@ -80,6 +80,7 @@ def test_mutants_give_a_tensor_or_a_corrupt_stream_error(
     originals: list[bytes], count: int
 ) -> None:
     small = [blob for blob in originals if count > 1000 or len(blob) < 1500]
+    small += [packed.to_bytes() for packed in fuzzer.falsely_empty()]
     tally = attacked(small, count, seed=count)
     assert set(tally) <= {"corrupt", "decoded", "huge"}
     # Most that reach a decoder break a rule, some only change values: both must be met.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from encke.errors import CorruptStreamError
 from encke.ops.reference import mask
+from encke.ops.reference.sides import by_channel
 
 
 def close(
@@ -22,7 +23,7 @@ def close(
 
     The rows of the second result are each channel's count, sum and sum of squares.
     """
-    rows = x.reshape(-1, gain.numel(), inner)
+    rows = by_channel(x, gain.numel(), inner)
     y = rows * gain.view(1, -1, 1) + shift.view(1, -1, 1)
     chosen = mask.decode(payload, x.numel()).view_as(rows)
     seen = torch.where(chosen, y, torch.zeros((), dtype=y.dtype, device=y.device)).double()
@@ -39,7 +40,7 @@ def open_(
 ) -> Tensor:
     """bit ? next value · gain[c] + shift[c] : other[c], where `scales` are the three."""
     gain, shift, other = (s.view(1, -1, 1) for s in scales)
-    chosen = mask.decode(payload, math.prod(shape)).view(-1, gain.numel(), inner)
+    chosen = by_channel(mask.decode(payload, math.prod(shape)), gain.numel(), inner)
     found = int(chosen.sum())
     if found != values.numel():
         raise CorruptStreamError(f"{values.numel()} values for {found} set bits")

@@ -50,12 +50,14 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     `plan` is (1 to keep zeros and non-zeros apart, else 0), after which mode and bytes of
     a plan may follow; without them one is chosen.
     """
-    extents = predict_plan.extents_of(shape)
-    flags, given = _read_plan(plan, extents)
     if q.kind not in (PLAIN, DITHER):
         raise UnsupportedError(f"quantiser kind is {q.kind}, predict takes 0 and 2")
     values = x.reshape(-1)
-    if values.numel() == 0 or q.step0 == 0.0 or (given and given.mode == VERBATIM):
+    if values.numel() == 0:
+        return _verbatim(values, q)
+    extents = predict_plan.extents_of(shape)
+    flags, given = _read_plan(plan, extents)
+    if q.step0 == 0.0 or (given and given.mode == VERBATIM):
         return _verbatim(values, q)
     real = arithmetic(x.dtype)
     step = torch.tensor(q.step0, dtype=real, device=x.device)

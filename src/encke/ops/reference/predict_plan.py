@@ -87,6 +87,8 @@ class Plan:
             )
         if self.mode == VERBATIM:
             good = not data
+        elif 0 in extents:  # without values there is nothing to predict
+            good = False
         elif self.mode == INTERPOLATION:
             good = 2 <= len(data) <= _MOST_STEPS + 2 and data[0] <= 1
             left = list(extents)

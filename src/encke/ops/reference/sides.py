@@ -21,9 +21,19 @@ def positive_decode(payload: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return mask.decode(payload, count).to(dtype)
 
 
+def by_channel(x: Tensor, channels: int, inner: int) -> Tensor:
+    """x as (outer, channels, inner), also where an extent is 0.
+
+    >>> by_channel(torch.empty(2, 3, 0), 3, 0).shape
+    torch.Size([0, 3, 0])
+    """
+    outer = x.numel() // (channels * inner) if x.numel() else 0
+    return x.reshape(outer, channels, inner)
+
+
 def affine_where(x: Tensor, payload: Tensor, gain: Tensor, shift: Tensor, inner: int) -> Tensor:
     """bit ? x · gain[c] + shift[c] : 0; value i has channel c = (i / inner) % channels."""
-    rows = x.reshape(-1, gain.numel(), inner)
+    rows = by_channel(x, gain.numel(), inner)
     y = rows * gain.view(1, -1, 1) + shift.view(1, -1, 1)
     chosen = mask.decode(payload, x.numel()).view_as(rows)
     return torch.where(chosen, y, torch.zeros((), dtype=x.dtype, device=x.device)).view_as(x)
