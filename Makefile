@@ -26,7 +26,7 @@ setup: $(VENV)/.encke-installed ## virtual environment with torch, the package a
 
 demo: setup ## train a network in three ways; a table, and report.html
 	$(BIN)/encke study run examples/demo.toml --out results/demo --jobs 2
-	$(BIN)/encke study report results/demo -o report.html
+	$(BIN)/encke study report results/demo -o report.html --force
 
 test: setup ## every test, on the package as installed
 	$(BIN)/python -m pytest -n 2 tests

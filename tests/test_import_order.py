@@ -14,6 +14,7 @@ import encke
 #: From first to last; what stands in one row may be imported by its neighbours.
 LAYERS = (
     {"errors"},
+    {"atomic"},
     {"bound"},
     {"ops"},
     {"codec"},

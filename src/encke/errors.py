@@ -19,5 +19,9 @@ class CorruptStreamError(EnckeError, ValueError):
     """Bytes that are not a stream, or no longer the stream that was written."""
 
 
+class OutputError(EnckeError, OSError):
+    """A file that cannot be written, or that must not be replaced."""
+
+
 class BackendError(EnckeError, RuntimeError):
     """A backend that was asked for by name is not there."""

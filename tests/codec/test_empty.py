@@ -1,4 +1,4 @@
-"""Tensors without values: every shape with a zero extent survives, and none breaks a decoder."""
+"""Every codec takes tensors without values, and no stream that claims to be one breaks it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from encke import __version__
 from encke.cli import bench, compress, decompress, doctor, info, run, study, train, wire
-from encke.errors import EnckeError
+from encke.errors import EnckeError, OutputError
 
 _COMMANDS = (compress, decompress, info, bench, doctor, run, study, train, wire)
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        _flush_output()
     except EnckeError as error:
         return _refuse(str(error))
     except BrokenPipeError:
@@ -48,13 +48,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        reason = error.strerror or str(error)
+        return _refuse(f"{error.filename}: {reason}" if error.filename else reason)
     except MemoryError as error:
         return _refuse(f"not enough memory: {error}")
     except KeyboardInterrupt:
         print("encke: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: {error.strerror}") from None
 
 
 def _refuse(reason: str) -> int:

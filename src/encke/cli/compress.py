@@ -73,13 +73,13 @@ def add_raw_input(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compress every tensor of the input file and write the result at once."""
-    from encke.cli.atomic import refuse_to_overwrite, replacing
+    from encke.atomic import check_output, replacing
     from encke.cli.progress import tracked
     from encke.cli.tensor_files import open_tensors
     from encke.codec import archive
 
     output: Path = arguments.output or arguments.input.with_suffix(".encke")
-    refuse_to_overwrite(output, force=arguments.force)
+    check_output(output, force=arguments.force, inputs=[arguments.input])
     bound = given_bound(arguments)
     source = open_tensors(arguments.input, dtype=arguments.dtype, shape=arguments.shape)
     streams: dict[str, bytes] = {}
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.append(_facts(name, packed, len(streams[name])))
         if arguments.verify:
             report[-1] |= _verified(x, streams[name], arguments.backend)
-    with replacing(output) as file:
+    with replacing(output, force=arguments.force) as file:
         if source.named:
             file.writelines(archive.parts(streams))
         else:

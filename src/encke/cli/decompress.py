@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Decode every stream of the input and write all tensors at once."""
-    from encke.cli.atomic import refuse_to_overwrite, replacing
+    from encke.atomic import check_output, replacing
     from encke.cli.progress import tracked
     from encke.cli.stream_files import open_streams
     from encke.cli.tensor_files import check_writable, write_tensors
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     streams, several = open_streams(arguments.input)
     ending = ".npz" if several else ".npy"
     output: Path = arguments.output or arguments.input.with_suffix(ending)
-    refuse_to_overwrite(output, force=arguments.force)
+    check_output(output, force=arguments.force, inputs=[arguments.input])
     dtypes = {}
     tensors = {}
     try:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             tensors[name] = packed.decompress(backend=arguments.backend)
     except EnckeError as error:
         raise type(error)(f"{arguments.input}: {error}") from None
-    with replacing(output) as file:
+    with replacing(output, force=arguments.force) as file:
         write_tensors(file, output, tensors)
     count = f"{len(tensors)} tensors" if several else "1 tensor"
     print(f"{output}: {count}, {output.stat().st_size:,} bytes")

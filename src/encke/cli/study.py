@@ -73,6 +73,7 @@ def _add_report(parts: Any) -> None:
     command.add_argument(
         "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page"
     )
+    command.add_argument("--force", action="store_true", help="replace an existing FILE")
     command.add_argument("--json", action="store_true", help="print what was written as JSON")
     command.set_defaults(run=report)
 
@@ -177,9 +178,12 @@ def report(arguments: argparse.Namespace) -> int:
     """Write the page."""
     from importlib import import_module
 
+    from encke.atomic import check_output, write_text
     from encke.errors import UnsupportedError
     from encke.study import results
 
+    inputs = results.files(arguments.results)
+    check_output(arguments.out, force=arguments.force, inputs=inputs)
     found = results.read(arguments.results)
     if not found.rows:
         raise UnsupportedError(
@@ -192,7 +196,7 @@ def report(arguments: argparse.Namespace) -> int:
             "this installation has no encke.study.report, which makes the page; the numbers "
             f"are in {arguments.results}/results.jsonl"
         ) from None
-    results.write_atomically(arguments.out, page(found.study, found.rows))
+    write_text(arguments.out, page(found.study, found.rows), force=arguments.force)
     facts = {
         "page": str(arguments.out),
         "cells": len(found.rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,21 @@ def add_to(commands: Any) -> None:
     bench.add_argument("--batch", type=int, default=32, help="examples a rank (default 32)")
     bench.add_argument("--steps", type=int, default=5, help="of each contestant (default 5)")
     bench.add_argument("--csv", type=Path, metavar="FILE", help="write the figures there")
+    bench.add_argument("--force", action="store_true", help="replace an existing FILE")
     bench.add_argument("--json", action="store_true", help="print JSON")
     bench.set_defaults(run=run_bench)
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Measure every number of ranks at every rate."""
+    from encke.atomic import check_output
     from encke.errors import UnsupportedError
     from encke.wire.bench.contestants import CONTESTANTS
     from encke.wire.bench.links import Rate
     from encke.wire.bench.run import run_ranks
 
+    if arguments.csv is not None:
+        check_output(arguments.csv, force=arguments.force)
     rates = [Rate.parse(text) for text in arguments.rate.split(",")]
     worlds = [_count(text) for text in arguments.ranks.split(",")]
     names = list(CONTESTANTS)
@@ -123,11 +128,14 @@ def completed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write_csv(path: Path, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     """The rows as a table, figures with as many digits as they are worth."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        for row in rows:
-            writer.writerow([_cell(row.get(column)) for column in columns])
+    from encke.atomic import write_text
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(column)) for column in columns])
+    write_text(path, text.getvalue())
 
 
 def _cell(value: Any) -> str:

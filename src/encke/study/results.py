@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from encke import atomic
 from encke.study.definition import Study
 from encke.study.errors import StudyError
 
@@ -80,6 +79,18 @@ def find(directory: Path) -> Path:
     )
 
 
+def files(directory: Path) -> list[Path]:
+    """The files of results in a directory, or in the only one of results inside it."""
+    folder = find(directory)
+    return [folder / "study.json", folder / "results.jsonl", *folder.glob("cells/*.json")]
+
+
+def cells_of(directory: Path) -> list[str]:
+    """The cells of the study in this very directory; none if there is no study."""
+    cells: list[str] = _own_study(directory / "study.json").get("cells", [])
+    return cells
+
+
 def cell_path(directory: Path, cell: str) -> Path:
     """Where the row of a cell is."""
     return directory / "cells" / f"{cell}.json"
@@ -93,13 +104,14 @@ def read_cell(directory: Path, cell: str) -> Row | None:
 
 def write_cell(directory: Path, row: Row) -> None:
     """The row of one cell, atomically."""
-    write_atomically(cell_path(directory, row["cell"]), _json(row) + "\n")
+    atomic.write_text(cell_path(directory, row["cell"]), _json(row) + "\n")
 
 
 def write_study(directory: Path, study: Study) -> None:
-    """study.json, atomically. The time of the first run stays."""
+    """study.json, atomically. The time of the first run stays, and so do rows of cells."""
     path = directory / "study.json"
-    created = _load(path).get("created") if path.is_file() else None
+    created = _own_study(path).get("created")
+    kept = _rows(directory, cells_of(directory))
     value = {
         "schema": SCHEMA,
         "name": study.name,
@@ -109,32 +121,35 @@ def write_study(directory: Path, study: Study) -> None:
         "created": created or now(),
     }
     (directory / "cells").mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _json(value, indent=1) + "\n")
+    for cell, row in kept.items():  # a copy of a directory may have them as lines alone
+        if not cell_path(directory, cell).exists():
+            write_cell(directory, row)
+    atomic.write_text(path, _json(value, indent=1) + "\n")
+
+
+def _own_study(path: Path) -> dict[str, Any]:
+    """The study.json that a study wrote; empty if there is none."""
+    if not path.is_file():
+        return {}
+    found = _load(path)
+    if found.get("schema") != SCHEMA:
+        raise StudyError(
+            f"{path} is not of a study of schema {SCHEMA} and would be replaced; give another "
+            "--out, or move it away"
+        )
+    return found
 
 
 def write_lines(directory: Path, rows: Iterable[Row]) -> None:
     """results.jsonl: all rows, one a line."""
     lines = "".join(_json(row) + "\n" for row in rows)
-    write_atomically(directory / "results.jsonl", lines)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Text that takes the place of `path` whole, whatever interrupts the writing."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    atomic.write_text(directory / "results.jsonl", lines)
 
 
 def remove_parts(directory: Path) -> None:
     """What runs that were killed while writing have left behind."""
-    for part in (*directory.glob(".*.part"), *directory.glob("cells/.*.part")):
-        part.unlink(missing_ok=True)
+    for folder in (directory, directory / "cells"):
+        atomic.remove_parts(folder)
 
 
 def now() -> str:

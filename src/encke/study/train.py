@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
+from encke import atomic
+from encke.errors import OutputError
 from encke.study import results
 from encke.study.cell import blank, measure, prepare
 from encke.study.definition import Study
@@ -105,6 +106,10 @@ def train(
     return row
 
 
+#: What a training writes. Files of another one by these names are not replaced.
+_WRITTEN = ("checkpoint.pt", "metrics.jsonl", "results.jsonl", "study.json", "wire.json")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Start:
     """What a directory holds already: a finished row, a state to go on from, a plan."""
@@ -122,6 +127,12 @@ def _start(study: Study, directory: Path, *, resume: bool) -> _Start:
         raise StudyError(
             f"{directory} holds a training already; give --resume to go on with it, or another "
             "--out"
+        )
+    there = [name for name in _WRITTEN if (directory / name).exists()]
+    if there and results.cells_of(directory) != [cell.id]:
+        raise StudyError(
+            f"{directory} holds {', '.join(there)} of something else than {cell.id}, which "
+            "would be replaced; give another --out, or the settings that it began with"
         )
     if row is not None and row["status"] == "done":
         return _Start(row=row)
@@ -173,22 +184,14 @@ class _Files:
         if len(parts) > 1:
             state["ranks"] = parts
         self._write_plan(training)
-        path = self._directory / "checkpoint.pt"
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        try:
-            with part.open("xb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with atomic.replacing(self._directory / "checkpoint.pt") as file:
+            torch.save(state, file)
 
     def _write_plan(self, training: Training) -> None:
         plan = None if training.wrapped is None else training.wrapped.current_plan
         if plan is not None and self._ranks.first:
             text = json.dumps(plan_to_json(plan), indent=1)
-            results.write_atomically(self._directory / "wire.json", text + "\n")
+            atomic.write_text(self._directory / "wire.json", text + "\n")
 
 
 class _Log:
@@ -211,10 +214,17 @@ class _Log:
     def flush(self) -> None:
         if self._path is None:
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(self._lines))
-            file.flush()
-            os.fsync(file.fileno())
+        # Appended, not replaced: a line that is cut short is cut off when it is gone on with.
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(self._lines))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {self._path}: {error.strerror or error}; --resume goes on from "
+                "the last checkpoint"
+            ) from error
         self._lines.clear()
 
     def cut(self, step: int) -> None:
@@ -226,4 +236,4 @@ class _Log:
             if not line.endswith("\n") or json.loads(line)["step"] > step:
                 break
             kept.append(line)
-        results.write_atomically(self._path, "".join(kept) if step else "")
+        atomic.write_text(self._path, "".join(kept) if step else "")

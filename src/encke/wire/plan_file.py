@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from encke.atomic import write_text
 from encke.errors import UnsupportedError
 from encke.wire.cost import Bucket, Coding, Workload
 from encke.wire.link import Line, Link
@@ -83,7 +84,7 @@ def plan_of_json(value: Any) -> Plan:
 
 def write_plan(path: Path, plan: Plan) -> None:
     """The plan as JSON."""
-    path.write_text(json.dumps(plan_to_json(plan), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(plan_to_json(plan), indent=1) + "\n")
 
 
 def read_plan(path: Path) -> Plan:
