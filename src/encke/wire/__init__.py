@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from encke.wire.comm import CompressedComm, merged_states
     from encke.wire.curvature import CurvaturePlan, plan_curvature
     from encke.wire.curvature_tuner import tune_curvature
+    from encke.wire.failure import ExchangeError
     from encke.wire.kfac import KFAC
     from encke.wire.noise import NoiseRule
     from encke.wire.order import ClosedError
@@ -28,6 +29,7 @@ _HOMES = {
     "Collectives": "protocol",
     "CompressedComm": "comm",
     "CurvaturePlan": "curvature",
+    "ExchangeError": "failure",
     "KFAC": "kfac",
     "NoiseRule": "noise",
     "Observation": "protocol",
@@ -50,6 +52,7 @@ __all__ = [
     "Collectives",
     "CompressedComm",
     "CurvaturePlan",
+    "ExchangeError",
     "NoiseRule",
     "Observation",
     "Plan",

@@ -17,6 +17,7 @@ from encke.bound import Absolute, Bound, Lossless, RmsRelative, resolve
 from encke.errors import BoundError, UnsupportedError
 from encke.ops.select import select
 from encke.wire.exchange import Exchange
+from encke.wire.failure import ExchangeError, answered, new_group
 from encke.wire.message import CODECS, Coder, Stretch, mixed
 from encke.wire.order import Queue
 from encke.wire.reduce import Reduction, Seconds, exact_mean, part_of
@@ -88,7 +89,7 @@ class GroupCollectives:
                 )
             return out.to(tensor.dtype).view(tensor.shape)
 
-        return self.submit(work, tensor)
+        return self.submit(work, tensor, what=repr(name))
 
     def reduce_scatter_mean(
         self, tensor: Tensor, *, bound: Bound | None, name: str
@@ -105,7 +106,7 @@ class GroupCollectives:
             )
             return mean.to(tensor.dtype)
 
-        return self.submit(work, tensor)
+        return self.submit(work, tensor, what=repr(name))
 
     def all_gather(
         self, tensor: Tensor, *, bound: Bound | None, name: str
@@ -132,7 +133,7 @@ class GroupCollectives:
                 found.append(flat.view(extents[:n]))
             return found
 
-        return self.submit(work, tensor)
+        return self.submit(work, tensor, what=repr(name))
 
     def broadcast(
         self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
@@ -150,29 +151,51 @@ class GroupCollectives:
             )
             if self.world > 1:
                 size = torch.tensor([message.numel()], device=tensor.device)
-                dist.broadcast(size, group_src=source, group=self.group)
-                if not sends:
-                    message = message.new_empty(int(size))
-                dist.broadcast(message, group_src=source, group=self.group)
+                with answered(self.group):
+                    dist.broadcast(size, group_src=source, group=self.group)
+                    if not sends:
+                        message = message.new_empty(int(size))
+                    dist.broadcast(message, group_src=source, group=self.group)
                 self.exchange.sent_bytes += message.numel() if sends else 0
             flat = tensor.new_empty(tensor.numel())
             self.coder(tensor.device).decode(message, [Stretch(name, 0, flat.numel())], flat)
             return flat.view(tensor.shape)
 
-        return self.submit(work, tensor)
+        return self.submit(work, tensor, what=repr(name))
 
     def subgroup(self, ranks: Sequence[int]) -> GroupCollectives:
         members = dist.get_process_group_ranks(self.group)
-        group = dist.new_group([members[rank] for rank in ranks])
+        group = new_group([members[rank] for rank in ranks], like=self.group)
         if self.rank not in ranks:
             return _Outside(ranks)
         return GroupCollectives(group, self.queue, self.settings)
 
     # -- what it is made of ------------------------------------------------------------------
 
-    def submit(self, work: Callable[[], Any], tensor: Tensor) -> Future[Any]:
-        """Queue `work`, which reads `tensor`."""
-        return self.queue.submit(work, device=tensor.device)
+    def submit(
+        self,
+        work: Callable[[], Any],
+        tensor: Tensor,
+        *,
+        what: str = "",
+        completes: int | None = None,
+    ) -> Future[Any]:
+        """Queue `work`, which reads `tensor`.
+
+        what       is exchanged, for the error if a rank does not answer
+        completes  the step of which it is the last exchange of gradients
+        """
+
+        def told() -> Any:
+            try:
+                result = work()
+            except ExchangeError as error:
+                raise error.during(what, self.queue.completed_step) from error.__cause__
+            if completes is not None:
+                self.queue.completed_step = completes
+            return result
+
+        return self.queue.submit(told, device=tensor.device)
 
     def coder(self, device: torch.device) -> Coder:
         kernels = select(device, self.settings.backend)
@@ -209,7 +232,8 @@ class GroupCollectives:
         # A relative bound differs between ranks; the mean of squares over all is one number.
         square = flat.double().square().sum().view(1)
         if self.world > 1:
-            dist.all_reduce(square, group=self.group)
+            with answered(self.group):
+                dist.all_reduce(square, group=self.group)
         rms = math.sqrt(float(square) / max(1, self.world * flat.numel()))
         return bound.number * rms if math.isfinite(rms) and rms > 0 else None
 
@@ -227,8 +251,9 @@ class _Outside(GroupCollectives):
 
 def group_of_its_own(group: Any) -> Any:
     """A new process group of the same ranks, over the same backend; they all must ask."""
-    return dist.new_group(
+    return new_group(
         None if group is None else dist.get_process_group_ranks(group),
+        like=group,
         backend=dist.get_backend(group),
         use_local_synchronization=group is not None,
     )

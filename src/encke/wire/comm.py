@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -109,9 +110,14 @@ class CompressedComm(GroupCollectives):
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             start = gradient.storage_offset() - buffer.storage_offset()
             stretches.append(Stretch(self.names.of(parameter), start, start + gradient.numel()))
-        return self.submit(
-            lambda: self.gradients.all_reduce(buffer, stretches, step=step), buffer
+        future = self.submit(
+            lambda: self.gradients.all_reduce(buffer, stretches, step=step),
+            buffer,
+            what=_bucket_in_words(bucket.index(), stretches, step),
+            completes=step if bucket.is_last() else None,
         )
+        _raise_in_backward(future)
+        return future
 
     def attach_fsdp2(self, module: nn.Module) -> int:
         """Let every FSDP2 unit in `module` reduce its gradients here; how many there are."""
@@ -162,6 +168,7 @@ class CompressedComm(GroupCollectives):
                 "consolidated_state_dict() gave, or merged_states() of all ranks' states"
             )
         self.step = int(state["step"])
+        self.queue.completed_step = self.step
         self.calls = {str(name): int(count) for name, count in state["calls"].items()}
         self.gradients.policy.load_state_dict(state["policy"])
         if self.planner is not None and state.get("choice") is not None:
@@ -186,6 +193,25 @@ class CompressedComm(GroupCollectives):
             "residuals": residuals,
             "choice": None if self.planner is None else list(self.planner.plan.chosen.pair),
         }
+
+
+def _bucket_in_words(index: int, stretches: list[Stretch], step: int) -> str:
+    """
+    >>> _bucket_in_words(1, [Stretch("a.weight", 0, 9), Stretch("a.bias", 9, 12)], 4)
+    'bucket 1 (a.weight … a.bias) of step 4'
+    """
+    names = dict.fromkeys(s.name for s in (*stretches[:1], *stretches[-1:]))
+    return f"bucket {index} ({' … '.join(names)}) of step {step}"
+
+
+def _raise_in_backward(future: Future[Any]) -> None:
+    """Let the end of the backward that runs raise what `future` fails with.
+
+    DDP waits for it there too, but takes an exception for a result and says that it cannot be
+    cast to a tensor.
+    """
+    with suppress(RuntimeError):  # no backward runs: then DDP's error has the message in it
+        torch.autograd.Variable._execution_engine.queue_callback(future.wait)
 
 
 def merged_states(states: list[dict[str, Any]]) -> dict[str, Any]:

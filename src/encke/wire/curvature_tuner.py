@@ -16,6 +16,7 @@ from encke.ops.select import select
 from encke.wire.collectives import group_of_its_own
 from encke.wire.cost import Coding, again_of
 from encke.wire.curvature import CurvaturePlan, CurvatureWork, UnitWork, plan_curvature
+from encke.wire.failure import answered
 from encke.wire.kfac.collectives import Pending, Rounded
 from encke.wire.kfac.preconditioner import KFAC
 from encke.wire.kfac.sampling import LossName, SampledLoss
@@ -107,7 +108,8 @@ def measure_curvature(
     try:
         with torch.random.fork_rng():
             for _ in range(_TURNS):
-                dist.barrier(group=own)
+                with answered(own, "the tuner's measurements"):
+                    dist.barrier(group=own)
                 turns.append(_turn(pre, model, batch, forward, loss, device))
                 pre._factors.updates = [_LATER] * len(pre._factors.units)
         seconds = [

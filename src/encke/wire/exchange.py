@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from encke.wire.failure import answered
 from encke.wire.pieces import all_to_all_bytes
 
 _HEAD = 16  # bytes of a slot's head: length of this message, length of the sender's longest
@@ -55,7 +56,8 @@ class Exchange:
         own = max(sizes)
         outgoing = torch.tensor([[size, own] for size in sizes], device=device).flatten()
         incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, group=self.group)
+        with answered(self.group):
+            dist.all_to_all_single(incoming, outgoing, group=self.group)
         found: list[list[int]] = incoming.view(-1, 2).tolist()
         return [size for size, _ in found], max(longest for _, longest in found)
 

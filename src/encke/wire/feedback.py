@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from encke.wire.failure import answered
 from encke.wire.message import Stretch
 
 
@@ -60,7 +61,8 @@ class Feedback:
             mean = self.residuals[name].clone()
             if world > 1:
                 mean /= world
-                dist.all_reduce(mean, group=group)
+                with answered(group, "residuals"):
+                    dist.all_reduce(mean, group=group)
             found[name] = mean
         return found
 

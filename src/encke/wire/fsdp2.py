@@ -52,11 +52,19 @@ class CompressedReduceScatter(ReduceScatter):
         factor = self._factor(op, group)
         self._step += 1
         step = self._step
-        done = self._comm.submit(
-            lambda: self._comm.gradients.reduce_scatter(
+        queue = self._comm.queue
+
+        def work() -> Tensor:
+            # Every unit's last step is over when the first one's next begins.
+            queue.completed_step = max(queue.completed_step, step - 1)
+            return self._comm.gradients.reduce_scatter(
                 input_tensor, self._chunks(input_tensor.numel()), step=step
-            ),
+            )
+
+        done = self._comm.submit(
+            work,
             input_tensor,
+            what=f"the unit of {self._names[0]} … in step {step}",
         )
         output_tensor.copy_(done.wait())
         if factor != 1:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from encke.wire.certificate import Certified, certify
 from encke.wire.collectives import GroupCollectives, in_working_precision
+from encke.wire.failure import answered
 from encke.wire.feedback import Feedback
 from encke.wire.lattice import shares
 from encke.wire.message import Stretch, mixed
@@ -112,7 +113,8 @@ class Gradients:
         if observes:
             sums = torch.tensor(moments, dtype=torch.float64, device=flat.device)
             if own.world > 1:
-                dist.all_reduce(sums, group=own.group)
+                with answered(own.group):
+                    dist.all_reduce(sums, group=own.group)
             moments = [Moments(a, b, int(c)) for a, b, c in sums.tolist()]
             self.report(bounded[own.rank], moments, step, 1.0)
         return mean.to(flat.dtype)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from encke.wire.failure import answered
 from encke.wire.pieces import all_to_all_bytes
 
 _START = 1 << 18
@@ -74,7 +75,8 @@ def measure_link(group: Any, *, device: torch.device) -> Link:
         all_to_all_bytes([message[:n] for n in sizes], sizes, longest=part, group=group)
 
     def reduce(nbytes: int) -> None:
-        dist.all_reduce(room[: nbytes // 4], group=group)
+        with answered(group, "the measurement of the link"):
+            dist.all_reduce(room[: nbytes // 4], group=group)
 
     return Link(
         world=world,
@@ -86,7 +88,8 @@ def measure_link(group: Any, *, device: torch.device) -> Link:
 def slowest(seconds: float, group: Any, device: torch.device) -> float:
     """The largest of all ranks' times."""
     found = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    with answered(group, "the measurement of the link"):
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return float(found)
 
 
@@ -94,7 +97,8 @@ def _line(run: Callable[[int], None], group: Any, device: torch.device) -> Line:
     shares: list[float] = []
 
     def timed(nbytes: int) -> float:
-        dist.barrier(group=group)
+        with answered(group, "the measurement of the link"):
+            dist.barrier(group=group)
         begin, busy = time.perf_counter(), time.process_time()
         run(nbytes)
         if device.type == "cuda":

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from encke.errors import UnsupportedError
+from encke.wire.failure import answered
 from encke.wire.message import Stretch
 from encke.wire.protocol import Observation, Segment
 from encke.wire.reduce import Moments, sample_of, square_of
@@ -98,7 +99,8 @@ def moments_over_ranks(
     squares = torch.tensor(
         [square_of(given, s) for s in stretches], dtype=torch.float64, device=given.device
     )
-    dist.all_reduce(squares, group=group)
+    with answered(group):
+        dist.all_reduce(squares, group=group)
     return [
         Moments(total, square_of(mean, s), sample_of(mean, s).numel())
         for s, total in zip(stretches, squares.tolist(), strict=True)

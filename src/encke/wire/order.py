@@ -41,6 +41,8 @@ class Queue:
         self._start = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
+        #: The last step, counted from 1, whose gradients were all exchanged.
+        self.completed_step = 0
 
     def submit(
         self, work: Callable[[], Result], *, device: torch.device | None = None

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from encke.wire.failure import answered
+
 #: Bytes that a rank sends in one piece, to all others together.
 PIECE = 384_000
 _UNDER_WAY = 2
@@ -35,7 +37,10 @@ def all_to_all_bytes(
     rounds = range(0, longest, piece)
     if len(rounds) == 1:
         incoming = outgoing[0].new_empty(sum(coming))
-        dist.all_to_all_single(incoming, _joined(outgoing), list(coming), sizes, group=group)
+        with answered(group):
+            dist.all_to_all_single(
+                incoming, _joined(outgoing), list(coming), sizes, group=group
+            )
         return list(torch.split(incoming, list(coming)))
     received = [message.new_empty(size) for message, size in zip(outgoing, coming, strict=True)]
     under_way: list[tuple[Any, Tensor, list[Tensor]]] = []
@@ -46,14 +51,15 @@ def all_to_all_bytes(
         busy = [place for place in places if place.numel()]
         # With one other rank the bytes arrive where they belong.
         into = busy[0] if len(busy) == 1 else outgoing[0].new_empty(sum(come))
-        work = dist.all_to_all_single(
-            into, _joined(parts), come, sent, group=group, async_op=True
-        )
+        with answered(group):
+            work = dist.all_to_all_single(
+                into, _joined(parts), come, sent, group=group, async_op=True
+            )
         under_way.append((work, into, busy))
         if len(under_way) == _UNDER_WAY:
-            _finish(*under_way.pop(0))
+            _finish(*under_way.pop(0), group)
     for one in under_way:
-        _finish(*one)
+        _finish(*one, group)
     return received
 
 
@@ -64,8 +70,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([parts[0].new_empty(0), *full])
 
 
-def _finish(work: Any, into: Tensor, places: list[Tensor]) -> None:
-    work.wait()
+def _finish(work: Any, into: Tensor, places: list[Tensor], group: Any) -> None:
+    with answered(group):
+        work.wait()
     if len(places) > 1:
         parts = torch.split(into, [place.numel() for place in places])
         for place, part in zip(places, parts, strict=True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from encke.wire.failure import answered
 from encke.wire.plan import PLAIN, Choice, Plan
 from encke.wire.protocol import Tolerant
 
@@ -55,7 +56,8 @@ class Planner:
         if dist.get_backend(self._comm.group) == "nccl":
             place = place.cuda()
         if self._comm.world > 1:
-            dist.broadcast(place, group_src=0, group=self._comm.group)
+            with answered(self._comm.group, "the choice of a plan"):
+                dist.broadcast(place, group_src=0, group=self._comm.group)
         self.use(choices[int(place)])
 
     def _best(self) -> Choice:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from encke.wire.exchange import Exchange
+from encke.wire.failure import answered
 from encke.wire.lattice import shares
 from encke.wire.message import Coder, Stretch, compacted, mixed
 
@@ -232,7 +233,8 @@ def exact_mean(flat: Tensor, *, group: object, world: int, out: Tensor) -> None:
         out.copy_(flat)
     if world > 1:
         out.mul_(1.0 / world)
-        dist.all_reduce(out, group=group)
+        with answered(group):
+            dist.all_reduce(out, group=group)
 
 
 def part_of(stretch: Stretch, part: int, parts: int) -> Stretch:

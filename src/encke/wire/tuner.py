@@ -22,6 +22,7 @@ from encke.ops import processors
 from encke.ops.select import select
 from encke.wire.collectives import group_of_its_own
 from encke.wire.cost import Bucket, Coding, Workload, again_of
+from encke.wire.failure import answered
 from encke.wire.lattice import shares
 from encke.wire.link import Link, measure_link, slowest
 from encke.wire.message import CODECS, Coder, Stretch
@@ -130,7 +131,8 @@ def _workload(
             ):
                 model.zero_grad()
                 arrival.clear()
-                dist.barrier(group=group)
+                with answered(group, "the tuner's measurements"):
+                    dist.barrier(group=group)
                 began = time.perf_counter()
                 loss(model, batch).backward()  # type: ignore[no-untyped-call]
                 if device.type == "cuda":
@@ -160,7 +162,8 @@ def _workload(
     )
     # The order of arrival may differ between ranks in the last digits of time; rank 0's counts.
     shared = [work]
-    dist.broadcast_object_list(shared, group_src=0, group=group)
+    with answered(group, "the tuner's measurements"):
+        dist.broadcast_object_list(shared, group_src=0, group=group)
     return shared[0], flats
 
 
@@ -184,7 +187,8 @@ def _buckets(
 def _room(group: Any) -> float:
     """Processors of this machine for each thread of the ranks on it."""
     hosts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    with answered(group, "the tuner's measurements"):
+        dist.all_gather_object(hosts, socket.gethostname(), group=group)
     here = hosts.count(socket.gethostname())
     return processors.usable() / (here * torch.get_num_threads())
 
@@ -255,7 +259,8 @@ def _noise(
         places.append(Stretch(s.name, start, start + found.numel()))
         start += found.numel()
     mean = sample / world
-    dist.all_reduce(mean, group=group)
+    with answered(group, "the tuner's measurements"):
+        dist.all_reduce(mean, group=group)
     rule, noise, squares = NoiseRule(), 0.0, 0.0
     seen = moments_over_ranks(sample, mean, places, group=group)
     for stretch, moments in zip(stretches, seen, strict=True):
@@ -276,7 +281,8 @@ def timed_coding(
     out, total = torch.empty_like(flat), torch.zeros_like(flat)
     encodes, decodes, size = [], [], 0
     for seed in range(_ROUNDS):
-        dist.barrier(group=group)
+        with answered(group, "the tuner's measurements"):
+            dist.barrier(group=group)
         begin = time.perf_counter()
         message = coder.encode(flat, stretches, seed=seed)
         middle = time.perf_counter()
@@ -291,6 +297,7 @@ def timed_coding(
         dtype=torch.float64,
         device=flat.device,
     )
-    dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=group)
+    with answered(group, "the tuner's measurements"):
+        dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=group)
     encode, decode, largest = (figures / flat.nbytes).tolist()
     return encode, decode, largest

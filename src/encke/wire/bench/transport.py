@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from encke.wire.bench.worker import report
+from encke.wire.failure import new_group
 from encke.wire.pieces import all_to_all_bytes
 
 _PAUSE = 0.05  # as a backward between exchanges
@@ -18,7 +19,7 @@ _PAUSE = 0.05  # as a backward between exchanges
 def compare(job: dict[str, Any], rank: int) -> list[dict[str, Any]]:
     """Milliseconds of both ways for every size, in turn."""
     world = dist.get_world_size()
-    group = dist.new_group()
+    group = new_group()
     rows = []
     for megabytes in job["megabytes"]:
         part = int(1e6 * megabytes / (world - 1))

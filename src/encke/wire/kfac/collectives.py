@@ -16,6 +16,7 @@ from torch import Tensor
 
 from encke.bound import Bound
 from encke.codec import compress
+from encke.wire.failure import answered, new_group
 
 
 class Pending(Protocol):
@@ -113,9 +114,12 @@ class _Work:
     work: Any
     tensor: Tensor
     divisor: int
+    group: Any
+    name: str
 
     def wait(self) -> Tensor:
-        self.work.wait()
+        with answered(self.group, repr(self.name)):
+            self.work.wait()
         return self.tensor.div_(self.divisor) if self.divisor > 1 else self.tensor
 
 
@@ -125,29 +129,32 @@ class Exact:
     It has a process group of its own, so that its calls never mix with those of DDP.
     """
 
-    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+    def __init__(self, ranks: Sequence[int] | None = None, *, like: Any = None) -> None:
         everyone = range(dist.get_world_size())
         members = list(everyone if ranks is None else ranks)
         self._members = members
-        self._group = dist.new_group(members)
+        self._group = new_group(members, like=like)
         me = dist.get_rank()
         self.rank = members.index(me) if me in members else -1
         self.world = len(members)
 
     def all_reduce_mean(self, tensor: Tensor, *, bound: Bound | None, name: str) -> Pending:
         total = tensor.clone()
-        work = dist.all_reduce(total, group=self._group, async_op=True)
-        return _Work(work, total, self.world)
+        with answered(self._group, repr(name)):
+            work = dist.all_reduce(total, group=self._group, async_op=True)
+        return _Work(work, total, self.world, self._group, name)
 
     def broadcast(
         self, tensor: Tensor, *, source: int, bound: Bound | None, name: str
     ) -> Pending:
         copy = tensor.clone()
-        work = dist.broadcast(copy, self._members[source], group=self._group, async_op=True)
-        return _Work(work, copy, 1)
+        root = self._members[source]
+        with answered(self._group, repr(name)):
+            work = dist.broadcast(copy, root, group=self._group, async_op=True)
+        return _Work(work, copy, 1, self._group, name)
 
     def subgroup(self, ranks: Sequence[int]) -> Collectives:
-        return Exact([self._members[rank] for rank in ranks])
+        return Exact([self._members[rank] for rank in ranks], like=self._group)
 
 
 def found() -> Collectives:
