@@ -97,6 +97,11 @@ def saved(node: Any) -> Iterator[tuple[str, Any]]:
             yield role, raw
 
 
+def raw_saved(node: Any, role: str) -> Any:
+    """What autograd holds of a tensor that `node` saved under `role`; None if it saved none."""
+    return getattr(node, _RAW + role, None)
+
+
 def has_hooks(raw: Any) -> bool:
     """Whether someone (checkpointing, save_on_cpu) already packs this saved tensor."""
     return raw.unpack_hook is not None

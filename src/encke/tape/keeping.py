@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from encke.bound import Lossless
@@ -14,7 +15,7 @@ from encke.codec import Packed, compress
 from encke.codec.contract import BOOLS, FLOATS, INTEGERS
 from encke.codec.registry import by_name
 from encke.codec.unsettled import Unsettled, can_go_on, compress_without_waiting
-from encke.tape import graph, store, windows
+from encke.tape import graph, rerun, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
 from encke.tape.derive import Deriver
@@ -33,7 +34,7 @@ from encke.tape.ledger import Held, Ledger, SavedStorage, Storages, WaitingHeld
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.residual import Remainder, added_to, affine_of
-from encke.tape.rules import EXACT, INDEX, Need, Rule, find, is_two_valued, known
+from encke.tape.rules import EXACT, INDEX, Need, Rule, exact, find, is_two_valued
 from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
 from encke.tape.waiting import Norm, Passage, Waiting
@@ -68,11 +69,11 @@ class Keeping:
 
     def keep(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Source:
         """Keep what the backward of `node` needs of a tensor that it saved."""
-        rule = find(site.op, site.role) or EXACT
+        rule = find(site.op, site.role, node) or exact(f"no rule for {site.op}")
         if t.numel() * t.element_size() < SMALL:
             return self._as_it_is(site, t, storage, "small")
-        if not t.is_floating_point():
-            rule = _for_integers(rule, t)
+        if not t.is_floating_point() and rule.need is not Need.RERUN:
+            rule = _for_complex(rule) if t.is_complex() else _for_integers(rule, t)
         need = rule.need
         if need is Need.SHAPE:
             return self._noted(Shape(t), site, t, 0, "only its shape is needed")
@@ -82,16 +83,36 @@ class Keeping:
             return self._window(node, site, t, storage)
         if need is Need.INDEX:
             return self._integers(site, t)
-        if need is Need.EXACT:
-            why = "needs every bit" if known(site.op) else f"no rule for {site.op}"
-            return self._as_it_is(site, t, storage, why)
+        if need is Need.RERUN:
+            again = rerun.result_of(node, site.role)
+            if again is not None:
+                self.records.share(site, next(again.slots()).site, t, again.how)
+                return again
+            return self._as_it_is(site, t, storage, "its input is not kept")
+        if need is Need.EXACT or t.is_neg():
+            return self._as_it_is(site, t, storage, rule.why or "a view with the sign turned")
+        if need is Need.MASK:
+            return self._constant(site, t, storage, rule.why)
         if need is not Need.VALUE and not t.requires_grad:
             return self._constant(site, t, storage)
+        if t.is_complex():
+            return self._complex(site, t, storage)
         if t.dtype not in FLOATS:
             return self._as_it_is(site, t, storage, f"{t.dtype} values")
         return self._values(
             site, t, storage, node=node, channels=channels_of(node, site.op, site.role, t)
         )
+
+    def _complex(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
+        """Real and imaginary parts, side by side as they lie in memory."""
+        turned = t.is_conj()
+        parts = self._values(site, torch.view_as_real(t.conj() if turned else t), storage)
+
+        def compute(x: Tensor) -> Tensor:
+            z = torch.view_as_complex(x if x.stride(-1) == 1 else x.contiguous())
+            return z.conj() if turned else z
+
+        return Derived(parts, compute, parts.how)
 
     def _integers(self, site: Site, t: Tensor) -> Source:
         once = store.unexpanded(t)
@@ -344,10 +365,17 @@ class Keeping:
         store.remember(storage, Geometry.of(t), slot)
         return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
 
-    def _constant(self, site: Site, t: Tensor, storage: SavedStorage) -> Source:
-        scale = is_two_valued(t) if store.unexpanded(t) is None else None
+    def _constant(
+        self,
+        site: Site,
+        t: Tensor,
+        storage: SavedStorage,
+        why: str = "a constant of the graph",
+    ) -> Source:
+        may = store.unexpanded(t) is None and not t.is_complex() and not storage.is_held()
+        scale = is_two_valued(t) if may else None
         if scale is None:
-            return self._as_it_is(site, t, storage, "a constant of the graph")
+            return self._as_it_is(site, t, storage, why)
         source = TwoValued(t, scale, self.ledger)
         return self._noted(source, site, t, source.nbytes, "two values: one bit each")
 
@@ -407,6 +435,11 @@ def _expanded(source: Source, t: Tensor) -> Source:
     """What `source` keeps once, repeated as in `t`."""
     shape = tuple(t.shape)
     return Derived(source, lambda x: x.expand(shape), source.how)
+
+
+def _for_complex(rule: Rule) -> Rule:
+    """A complex number lies on no side of a threshold."""
+    return EXACT if rule.need in (Need.SIGN, Need.WINDOW) else rule
 
 
 def _for_integers(rule: Rule, t: Tensor) -> Rule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,6 +23,7 @@ from encke.tape.ledger import Held, Ledger
 from encke.tape.protocol import Site
 from encke.tape.slot import Slot
 from encke.tape.tight import Tight
+from encke.tape.witness import ModifiedError
 
 
 class Source(ABC):
@@ -39,6 +40,8 @@ class Source(ABC):
 
     #: How it is kept, in a word.
     how = ""
+    #: How many ops on whole tensors it takes to compute it from what is stored.
+    steps = 0
 
 
 class Whole(Source):
@@ -253,7 +256,10 @@ class TwoValued(Source):
         return self._bits.nbytes
 
     def get(self) -> Tensor:
-        return self._bits.decompress().to(self._dtype).mul_(self._scale)
+        bits = self._bits.decompress()
+        if math.isfinite(self._scale):
+            return bits.to(self._dtype).mul_(self._scale)
+        return torch.zeros_like(bits, dtype=self._dtype).masked_fill_(bits, self._scale)
 
 
 class Integers(Source):
@@ -286,13 +292,51 @@ class Integers(Source):
 class Derived(Source):
     """A tensor computed from another source when it is asked for."""
 
-    __slots__ = ("_compute", "_of", "how")
+    __slots__ = ("_compute", "_of", "how", "steps")
 
     def __init__(self, of: Source, compute: Callable[[Tensor], Tensor], how: str) -> None:
         self._of, self._compute, self.how = of, compute, how
+        self.steps = of.steps + 1
 
     def get(self) -> Tensor:
         return self._compute(self._of.get())
 
     def slots(self) -> Iterator[Slot]:
         return self._of.slots()
+
+
+class Combined(Source):
+    """A tensor computed from several sources when it is asked for."""
+
+    __slots__ = ("_compute", "_of", "how", "steps")
+
+    def __init__(self, of: Sequence[Source], compute: Callable[..., Tensor], how: str) -> None:
+        self._of, self._compute, self.how = tuple(of), compute, how
+        self.steps = sum(one.steps for one in of) + 1
+
+    def get(self) -> Tensor:
+        return self._compute(*(one.get() for one in self._of))
+
+    def slots(self) -> Iterator[Slot]:
+        found = {id(slot): slot for one in self._of for slot in one.slots()}
+        return iter(found.values())
+
+
+class Unstored(Source):
+    """A tensor that is alive whatever the tape does: a parameter, or a number."""
+
+    __slots__ = ("_name", "_tensor", "_version")
+    how = "parameter"
+
+    def __init__(self, t: Tensor, name: str) -> None:
+        self._tensor, self._name = t.detach(), name
+        self._version = t._version
+
+    def get(self) -> Tensor:
+        if self._tensor._version != self._version:
+            raise ModifiedError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {self._name}, shape {list(self._tensor.shape)}, is at "
+                f"version {self._tensor._version}; expected version {self._version} instead"
+            )
+        return self._tensor

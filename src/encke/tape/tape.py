@@ -19,6 +19,7 @@ from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
+from encke.tape.rules import may_probe
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
 
@@ -285,7 +286,7 @@ class Tape(Keeping):
             raw.register_hooks(_Give(handle), unpack)
             if isinstance(source, Sides) and op == "Relu":
                 sides = source
-            if any(slot.observed for slot in source.slots()):
+            if any(slot.observed for slot in source.slots()) and may_probe(op, role):
                 probed.append((role, source, site))
         if waited:
             self.waiting.meet(node, sides)

@@ -1,0 +1,181 @@
+"""What a tape's work costs in time, and which tensors are not worth it.
+
+Every saved tensor that the tape handles costs some Python and a kernel, however few bytes it
+has. In a network of thousands of small tensors that is longer than the step itself. So the
+seconds spent on each place are measured, and places are left to autograd, those first that save
+the fewest bytes a second, until a step takes at most `slowdown` longer than without a tape.
+Where hardly anything is left to do, the tape stands aside.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from encke.tape.protocol import Site
+
+#: Tensors of fewer bytes stay with autograd in any case: a header would eat what is saved.
+SMALL = 4096
+#: A forward pass that spends this many seconds on small tensors, and more than twice what the
+#: rest of it takes, passes over larger ones at once, up to `_LARGEST_SMALL` bytes.
+_PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.02, 2.0, 256 << 10
+#: Of the slowdown that is allowed: what is planned for, since steps vary.
+_MARGIN = 0.75
+#: Of the bytes that autograd would hold: where less is saved, it is not worth watching.
+_WORTH = 0.1
+#: Passes measured before places are chosen; chosen anew when twice as many were.
+_FIRST = 2
+_OUTLIER = 5.0  # times the median: a pass after which the program did something else
+
+now = time.perf_counter
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of one place in one pass: seconds in forward and backward, and bytes that it saved."""
+
+    seconds: float = 0.0
+    saved: int = 0
+
+
+class Pace:
+    """Measures passes, and says which places to leave alone.
+
+    slowdown  seconds that a tape may take, as a share of a step without one; None for any
+    seconds   spent by the tape in all passes so far
+    smallest  bytes below which a tensor is passed over
+    aside     why the tape does nothing any more; empty while it does
+    """
+
+    def __init__(self, slowdown: float | None = None) -> None:
+        self.slowdown = slowdown
+        self.seconds = 0.0
+        self.smallest = SMALL
+        self.aside = ""
+        self._left: set[Site] = set()
+        self._costs: dict[Site, Cost] = {}
+        self._plain = 0
+        #: When the pass that runs began, how much had been spent then, and if it counts.
+        self._began: float | None = None
+        self._before = 0.0
+        self._counts = False
+        #: Seconds of passes that count, and of them those that the tape spent.
+        self._passes: list[tuple[float, float]] = []
+        self._choose_at = _FIRST
+
+    def begin(self, *, ordinary: bool) -> None:
+        """A forward pass begins; `ordinary` if nothing is observed in it."""
+        moment = now()
+        if self._began is not None and self._counts:
+            spent = self.seconds - self._before
+            self._passes.append((moment - self._began, spent))
+            if len(self._passes) >= self._choose_at:
+                self._choose()
+        self._costs.clear()
+        self._began, self._before = moment, self.seconds
+        self._counts = ordinary and self.slowdown is not None
+
+    def spend(self, seconds: float) -> None:
+        """The tape has worked for this long."""
+        self.seconds += seconds
+        spent = self.seconds - self._before
+        if (
+            spent > _PATIENCE
+            and self.slowdown is not None
+            and self.smallest < _LARGEST_SMALL
+            and self._began is not None
+            and spent > _TOO_MUCH * (now() - self._began - spent)
+        ):
+            self.smallest *= 4
+            self._before = self.seconds - _PATIENCE / 2  # look again after as much once more
+            self._counts = False
+
+    def spend_on(self, site: Site, seconds: float, saved: int = 0) -> None:
+        """The tape has worked for this long on one place, in backward if nothing was saved."""
+        cost = self._costs.get(site)
+        if cost is None:
+            cost = self._costs[site] = Cost()
+        cost.seconds += seconds
+        cost.saved += saved
+
+    def holds(self, plain: int) -> None:
+        """A forward pass has ended, after which autograd alone would hold so many bytes."""
+        self._plain = plain
+
+    def leaves(self, site: Site) -> bool:
+        """Whether a place is left to autograd."""
+        return site in self._left
+
+    @property
+    def left(self) -> int:
+        """How many places are left to autograd."""
+        return len(self._left)
+
+    def _choose(self) -> None:
+        """Leave places alone until the rest can be handled in the time that is allowed."""
+        assert self.slowdown is not None
+        walls = sorted(wall for wall, _ in self._passes)
+        usual = [p for p in self._passes if p[0] <= _OUTLIER * walls[len(walls) // 2]]
+        spent = sum(s for _, s in usual) / len(usual)
+        plain = max(sum(w for w, _ in usual) / len(usual) - spent, 1e-6)
+        self._passes.clear()
+        self._choose_at = min(2 * self._choose_at, 64)
+        if spent <= self.slowdown * plain:
+            return
+        kept, left = choose(
+            self._costs, spent=spent, allowed=_MARGIN * self.slowdown * plain
+        )
+        self._left |= left
+        saved = sum(self._costs[site].saved for site in kept)
+        if saved < _WORTH * self._plain or not kept:
+            self.aside = (
+                f"handling its saved tensors takes {spent / plain:.1f} times as long as a step, "
+                f"and {self.slowdown:g} times is allowed (slowdown=)"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "smallest": self.smallest,
+            "aside": self.aside,
+            "left": [[s.module, s.op, s.role, s.index] for s in sorted(self._left, key=str)],
+            "choose_at": self._choose_at,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.smallest = state.get("smallest", SMALL)
+        self.aside = state.get("aside", "")
+        self._left = {Site(*one) for one in state.get("left", ())}
+        self._choose_at = state.get("choose_at", _FIRST)
+
+
+def choose(
+    costs: Mapping[Site, Cost], *, spent: float, allowed: float
+) -> tuple[set[Site], set[Site]]:
+    """The places to handle and those to leave alone.
+
+    spent    by the tape in a pass: what the places do not account for is spent whatever is left
+             alone
+    allowed  for all of it
+
+    >>> a, b = Site("a", "Mm", "self"), Site("b", "Mm", "self")
+    >>> costs = {a: Cost(0.010, 1 << 20), b: Cost(0.010, 1 << 13)}
+    >>> kept, left = choose(costs, spent=0.021, allowed=0.012)
+    >>> [site.module for site in kept], [site.module for site in left]
+    (['a'], ['b'])
+    """
+    room = allowed - (spent - sum(cost.seconds for cost in costs.values()))
+    kept: set[Site] = set()
+    for site, cost in sorted(costs.items(), key=lambda item: _worth(item[1])):
+        room -= cost.seconds
+        if room < 0:
+            break
+        kept.add(site)
+    return kept, set(costs) - kept
+
+
+def _worth(cost: Cost) -> float:
+    """Seconds for each byte saved."""
+    return cost.seconds / cost.saved if cost.saved > 0 else math.inf
