@@ -1,30 +1,31 @@
-"""Computing a tensor from another kept one, instead of keeping both.
+"""Computing a tensor from other kept ones, instead of keeping all of them.
 
 `value_of(node, shape)` follows the graph from the op that made a tensor back to something
 that is kept with its values: ReLU's output comes from its exact mask and its input, a norm's
-from its input and its exact statistics, GELU's from its input, a reshaped copy from the
-original. What is found is a `Source`; None means that the tensor has to be stored.
+from its input and its exact statistics (`norm_outputs`), a product or an activation from its
+operands (`elementwise`), a reshaped copy from the original. What is found is a `Source`; None
+means that the tensor has to be stored.
 """
 
 from __future__ import annotations
 
-import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from encke.codec import layout
-from encke.ops.select import select
-from encke.tape.channels import statistics
-from encke.tape.graph import kept_for, leaf_behind, op_name
-from encke.tape.kept import Derived, Sides, Source, TwoValued, Whole, Window
+from encke.tape.graph import ACCUMULATE, kept_for, leaf_behind, op_name
+from encke.tape.kept import Combined, Derived, Source, TwoValued, Unstored, Whole, Window
+from encke.tape.slot import Slot
 
 Recipe = Callable[["Deriver", Any, tuple[int, ...]], Source | None]
 _recipes: dict[str, Recipe] = {}
 _DEEPEST = 8
+#: The most ops and packed tensors that a tensor may be computed from.
+_MOST_STEPS, _MOST_SLOTS = 12, 3
+_OUTPUT = "encke.output"
 
 
 def recipe(*ops: str) -> Callable[[Recipe], Recipe]:
@@ -38,10 +39,18 @@ def recipe(*ops: str) -> Callable[[Recipe], Recipe]:
     return register
 
 
+def remember_output(t: Tensor, source: Source) -> None:
+    """Let what is computed from `t` find its values, which `source` keeps."""
+    if t.grad_fn is not None and isinstance(source, Whole | Window):
+        slot, *geometry = source.again()
+        known = t.grad_fn.metadata.setdefault(_OUTPUT, {})
+        known[t.output_nr] = type(source), weakref.ref(slot), geometry
+
+
 class Deriver:
     """Looks for a way to compute an op's output.
 
-    arithmetic  whether norms may be evaluated again, which is exact but for rounding
+    arithmetic  whether norms and functions may be evaluated again, exact but for rounding
     recompute   whether products (linear layers, convolutions) may be run again
     """
 
@@ -50,16 +59,46 @@ class Deriver:
         self._depth = 0
 
     def value_of(self, node: Any, shape: tuple[int, ...]) -> Source | None:
-        if node is None or self._depth >= _DEEPEST:
-            return None
+        """What the first output of `node` can be computed from."""
+        if node is None or self._depth >= _DEEPEST or not node.name()[-1].isdigit():
+            return None  # a name without a number is of a function written in Python
         found = _recipes.get(op_name(node))
         if found is None:
             return None
         self._depth += 1
         try:
-            return found(self, node, shape)
+            source = found(self, node, shape)
         finally:
             self._depth -= 1
+        return source if source is not None and _is_cheap(source) else None
+
+    def input_of(self, node: Any, edge: int, shape: tuple[int, ...] | None = None) -> Source | None:
+        """The values that reached `node` along one of its edges.
+
+        shape  of them, where the edge does not tell
+        """
+        maker, number = node.next_functions[edge]
+        if maker is None:
+            return None
+        if maker.name() == ACCUMULATE:
+            return Unstored(maker.variable, f"an operand of {op_name(node)}")
+        found = self._output(maker, number)
+        if found is not None or number != 0:
+            return found
+        return self.value_of(maker, shape or tuple(maker._input_metadata[0].shape))
+
+    @staticmethod
+    def _output(node: Any, number: int) -> Source | None:
+        """What some op keeps of an output of `node`."""
+        known = node.metadata.get(_OUTPUT, {}).get(number)
+        if known is None:
+            return None
+        kind, reference, geometry = known
+        slot: Slot | None = reference()
+        if slot is None or slot.waits or (slot.gate is not None and not slot.gate.complete):
+            return None
+        source: Source = kind(slot, *geometry)
+        return source
 
     def kept(self, node: Any, role: str) -> Source | None:
         """What the tape keeps of a role, if that gives values."""
@@ -67,177 +106,16 @@ class Deriver:
         if isinstance(source, Whole | Window):
             # A source counts who will ask for its slot: each consumer has its own.
             return type(source)(*source.again())
-        return source if isinstance(source, Derived) else None
+        return source if isinstance(source, Derived | Combined | TwoValued) else None
 
     @staticmethod
     def source(node: Any, role: str) -> Source | None:
         return getattr(kept_for(node, role), "source", None)
 
 
-class Affine(Derived):
-    """A batch norm with its statistics known: gain and shift for each channel.
-
-    own  the norm's weight and bias
-    """
-
-    __slots__ = ("_gain", "_own", "_shift")
-
-    def __init__(
-        self,
-        of: Source,
-        gain: Tensor,
-        shift: Tensor,
-        own: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> None:
-        def compute(x: Tensor) -> Tensor:
-            channels = (1, -1) + (1,) * (x.ndim - 2)
-            return torch.addcmul(
-                shift.view(channels).to(x.dtype), x, gain.view(channels).to(x.dtype)
-            )
-
-        super().__init__(of, compute, "batch norm")
-        self._gain, self._shift, self._own = gain, shift, own
-
-    def behind(self, sides: Sides) -> Derived:
-        """The same with a ReLU after it, in one pass where memory allows."""
-        plain, gain, shift = self._compute, self._gain, self._shift
-
-        def compute(x: Tensor) -> Tensor:
-            order = layout.memory_order(x)
-            channel = order.index(1)
-            inner = math.prod(x.shape[d] for d in order[channel + 1 :])
-            bits = sides.bits
-            if bits is None or order != sides.order or gain.dtype != x.dtype:
-                return _where(sides, plain(x))
-            kernels = select(x.device)
-            memory = layout.to_memory(x, order)
-            y = kernels.affine_where(memory, bits, gain, shift, inner)
-            return layout.from_memory(y, order)
-
-        return Passed(self._of, compute, sides, self._own, f"mask of {self.how}")
-
-
-class Passed(Derived):
-    """A batch norm with a ReLU after it; from a gated slot in one pass."""
-
-    __slots__ = ("_own", "_sides")
-
-    def __init__(
-        self,
-        of: Source,
-        compute: Callable[[Tensor], Tensor],
-        sides: Sides,
-        own: tuple[Tensor | None, Tensor | None],
-        how: str,
-    ) -> None:
-        super().__init__(of, compute, how)
-        self._sides, self._own = sides, own
-
-    def get(self) -> Tensor:
-        slot = self._of.slot if isinstance(self._of, Whole) else None
-        gain, shift = self._own
-        gated = slot is not None and slot.gate is not None and slot.gate.is_of(self._sides)
-        if not gated or slot is None or slot.noise is not None or gain is None or shift is None:
-            return super().get()
-        return slot.passed(gain, shift)
-
-
-def _where(sides: Sides, x: Tensor) -> Tensor:
-    """x on the one side, zero on the other (not a product, which would keep a NaN)."""
-    return torch.where(sides.mask(), x, torch.zeros((), dtype=x.dtype, device=x.device))
-
-
-def _parent(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
-    return d.value_of(node.next_functions[0][0], shape)
-
-
-@recipe("Relu")
-def _relu(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
-    sides = d.source(node, "result")
-    if not isinstance(sides, Sides):
-        return None
-    parent = _parent(d, node, shape)
-    if parent is None:
-        return None
-    if isinstance(parent, Affine):
-        return parent.behind(sides)
-
-    return Derived(parent, lambda x: _where(sides, x), f"mask of {parent.how}")
-
-
-def _elementwise(function: Callable[..., Tensor], name: str) -> Recipe:
-    def found(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None:
-        source = d.kept(node, "self")
-        if source is None:
-            return None
-        options = {}
-        if name == "gelu":
-            options["approximate"] = node._saved_approximate
-        return Derived(source, lambda x: function(x, **options), name)
-
-    return found
-
-
-recipe("Gelu")(_elementwise(F.gelu, "gelu"))
-recipe("Silu")(_elementwise(F.silu, "silu"))
-recipe("Mish")(_elementwise(F.mish, "mish"))
-recipe("Hardswish")(_elementwise(F.hardswish, "hardswish"))
-
-
-def _offset(node: Any, edge: int, scale: Tensor | None) -> tuple[bool, Tensor | None]:
-    """Whether a norm's bias is known, and the bias, which autograd has only as an edge."""
-    if len(node.next_functions) > edge and node.next_functions[edge][0] is not None:
-        leaf = leaf_behind(node.next_functions[edge][0])
-        return leaf is not None, None if leaf is None else leaf.detach()
-    return scale is None, None
-
-
-@recipe("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
-def _batch_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None:
-    source = d.kept(node, "input") if d.arithmetic else None
-    if source is None:
-        return None
-    scale = node._saved_weight
-    known, offset = _offset(node, 2, scale)
-    if not known:
-        return None
-    mean, spread = statistics(node, op_name(node))
-    gain = spread if scale is None else spread * scale.detach()
-    shift = -mean * gain if offset is None else offset - mean * gain
-
-    own = None if scale is None else scale.detach()
-    return Affine(source, gain, shift, (own, None if offset is None else offset.detach()))
-
-
-@recipe("NativeLayerNorm")
-def _layer_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None:
-    source = d.kept(node, "input") if d.arithmetic else None
-    if source is None:
-        return None
-    mean, spread = node._saved_result1.detach(), node._saved_result2.detach()
-    scale, offset = node._saved_weight, node._saved_bias
-
-    def compute(x: Tensor) -> Tensor:
-        y = torch.addcmul((-mean * spread).to(x.dtype), x, spread.to(x.dtype))
-        if scale is not None:
-            y = y.mul_(scale.detach())
-        return y if offset is None else y.add_(offset.detach())
-
-    return Derived(source, compute, "layer norm")
-
-
-@recipe("Mul")
-def _dropout(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
-    noise = d.source(node, "other")
-    if not isinstance(noise, TwoValued):
-        return None
-    maker, number = node.next_functions[0]
-    if maker is None or tuple(maker._input_metadata[number].shape) != shape:
-        return None  # it was broadcast
-    parent = _parent(d, node, shape)
-    if parent is None:
-        return None
-    return Derived(parent, lambda x: x * noise.get(), f"dropout of {parent.how}")
+def _is_cheap(source: Source) -> bool:
+    packed = [slot for slot in source.slots() if slot.kind != "exact"]
+    return source.steps <= _MOST_STEPS and len(packed) <= _MOST_SLOTS
 
 
 @recipe(
@@ -255,7 +133,7 @@ def _view(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     before = getattr(node, "_saved_self_sym_sizes", None)
     if before is None:
         return None
-    parent = _parent(d, node, tuple(before))
+    parent = d.input_of(node, 0, tuple(before))
     return parent and Derived(parent, lambda x: x.reshape(shape), parent.how)
 
 
@@ -264,7 +142,7 @@ def _transpose(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     one, other = (_signed(i, len(shape)) for i in (node._saved_dim0, node._saved_dim1))
     before = list(shape)
     before[one], before[other] = before[other], before[one]
-    parent = _parent(d, node, tuple(before))
+    parent = d.input_of(node, 0, tuple(before))
     return parent and Derived(parent, lambda x: x.transpose(one, other), parent.how)
 
 
@@ -274,19 +152,27 @@ def _permute(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
     before = [0] * len(shape)
     for place, dimension in enumerate(order):
         before[dimension] = shape[place]
-    parent = _parent(d, node, tuple(before))
+    parent = d.input_of(node, 0, tuple(before))
     return parent and Derived(parent, lambda x: x.permute(order), parent.how)
 
 
 @recipe("T")
 def _t(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
-    parent = _parent(d, node, shape[::-1])
+    parent = d.input_of(node, 0, shape[::-1])
     return parent and Derived(parent, lambda x: x.t(), parent.how)
 
 
-@recipe("Clone", "Contiguous", "Alias", "ToCopy")
+@recipe("Clone", "Contiguous", "Alias")
 def _same(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
-    return _parent(d, node, shape)
+    return d.input_of(node, 0, shape)
+
+
+@recipe("ToCopy")
+def _cast(d: Deriver, node: Any, shape: tuple[int, ...]) -> Source | None:
+    about = node._input_metadata[0]
+    dtype, device = about.dtype, about.device
+    parent = d.input_of(node, 0, shape)
+    return parent and Derived(parent, lambda x: x.to(device, dtype), parent.how)
 
 
 def _signed(dimension: int, count: int) -> int:

@@ -55,13 +55,18 @@ class Probe:
     def __call__(self, returned: Gradients, received: Gradients) -> None:
         node = running_node()
         uses, self._uses = self._uses, ()  # the graph may outlive its backward
+        called: set[int] = set()  # slots for which the node was called: with all their roles
         with torch.no_grad():
             for role, source, consumer in uses:
                 for slot in source.slots():
-                    if slot.observed:
-                        self._report(
-                            self._effect(node, role, source, slot, consumer, returned, received)
-                        )
+                    if not slot.observed or id(slot) in called:
+                        continue
+                    effect = self._effect(
+                        node, role, source, slot, consumer, returned, received
+                    )
+                    self._report(effect)
+                    if not effect.products:
+                        called.add(id(slot))
 
     def _effect(
         self,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 _RAW = "_raw_saved_"
 _SUFFIX = re.compile(r"Backward\d*$")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 #: Ops that only rename, move or cast the values they are given.
 VIEWS = frozenset(
     [
@@ -66,7 +66,7 @@ def new_nodes(outputs: Iterable[Tensor], after: int) -> tuple[list[Any], int]:
     while stack:
         node = stack.pop()
         number = node._sequence_nr()
-        if number <= after or number in found or node.name() == _ACCUMULATE:
+        if number <= after or number in found or node.name() == ACCUMULATE:
             continue
         found[number] = node
         stack.extend(n for n, _ in node.next_functions if n is not None)
@@ -129,7 +129,7 @@ def parameter_behind(t: Tensor) -> Tensor | None:
 def leaf_behind(node: Any) -> Tensor | None:
     """The leaf whose gradient `node` passes on unchanged but for shape and dtype."""
     while node is not None:
-        if node.name() == _ACCUMULATE:
+        if node.name() == ACCUMULATE:
             variable: Tensor = node.variable
             return variable
         if op_name(node) not in VIEWS or not node.next_functions:

@@ -18,9 +18,10 @@ from encke.codec.unsettled import Unsettled, can_go_on, compress_without_waiting
 from encke.tape import graph, rerun, store, windows
 from encke.tape.channels import Channels, channels_of
 from encke.tape.choice import Choices
-from encke.tape.derive import Deriver
+from encke.tape.derive import Deriver, remember_output
 from encke.tape.gate import Gate, Sieve, Straighten, can_gate
 from encke.tape.kept import (
+    Combined,
     Derived,
     Integers,
     Shape,
@@ -148,13 +149,14 @@ class Keeping:
         if found is not None:
             slot = next(found.slots())
             self.records.share(site, slot.site, t, "shared")
+            remember_output(t, found)
             return found
         if treatment.derive:
             exact = isinstance(treatment.bound, Lossless)
             deriver = Deriver(arithmetic=not exact, recompute=treatment.recompute)
             derived = deriver.value_of(t.grad_fn, tuple(t.shape))
             if derived is not None:
-                if not isinstance(derived, Derived):
+                if not isinstance(derived, Derived | Combined):
                     derived = Derived(derived, lambda x: x, "copy")
                 self.records.share(site, next(derived.slots()).site, t, derived.how)
                 return derived
@@ -171,7 +173,9 @@ class Keeping:
         store.remember(storage, geometry, slot)
         if sides is not None:
             self._tell(sides, slot)
-        return self._noted(Whole(slot), site, t, slot.nbytes, treatment.why or slot.why, slot)
+        source = Whole(slot)
+        remember_output(t, source)
+        return self._noted(source, site, t, slot.nbytes, treatment.why or slot.why, slot)
 
     def _watched(
         self, slot: Slot, t: Tensor, storage: SavedStorage, treatment: Treatment
@@ -363,7 +367,9 @@ class Keeping:
             return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
         slot = Slot.exact(site, t, storage.hold(), recent=self.recent, why=why)
         store.remember(storage, Geometry.of(t), slot)
-        return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
+        source = Whole(slot)
+        remember_output(t, source)
+        return self._noted(source, site, t, slot.nbytes, why, slot)
 
     def _constant(
         self,

@@ -23,7 +23,7 @@ from encke.tape.ledger import Held, Ledger
 from encke.tape.protocol import Site
 from encke.tape.slot import Slot
 from encke.tape.tight import Tight
-from encke.tape.witness import ModifiedError
+from encke.tape.witness import check_version
 
 
 class Source(ABC):
@@ -318,25 +318,20 @@ class Combined(Source):
         return self._compute(*(one.get() for one in self._of))
 
     def slots(self) -> Iterator[Slot]:
+        """Each once, the largest first."""
         found = {id(slot): slot for one in self._of for slot in one.slots()}
-        return iter(found.values())
+        return iter(sorted(found.values(), key=lambda slot: -slot.values))
 
 
 class Unstored(Source):
-    """A tensor that is alive whatever the tape does: a parameter, or a number."""
+    """A tensor that is alive whatever the tape does: a parameter or a buffer."""
 
     __slots__ = ("_name", "_tensor", "_version")
     how = "parameter"
 
     def __init__(self, t: Tensor, name: str) -> None:
-        self._tensor, self._name = t.detach(), name
-        self._version = t._version
+        self._tensor, self._version, self._name = t.detach(), t._version, name
 
     def get(self) -> Tensor:
-        if self._tensor._version != self._version:
-            raise ModifiedError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {self._name}, shape {list(self._tensor.shape)}, is at "
-                f"version {self._tensor._version}; expected version {self._version} instead"
-            )
+        check_version(self._tensor, self._version, self._name)
         return self._tensor

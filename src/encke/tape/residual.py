@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from encke.tape.channels import NORMS
-from encke.tape.derive import Affine, Deriver
+from encke.tape.derive import Deriver
 from encke.tape.gate import Gate
 from encke.tape.graph import leaf_behind, op_name
 from encke.tape.kept import Sides, Source, Whole
+from encke.tape.norm_outputs import Affine
 from encke.tape.slot import Slot
 
 _STEEPEST = 4.0  # the largest mean of 1/γ² with which it is done

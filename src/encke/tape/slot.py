@@ -18,6 +18,7 @@ from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger, WaitingHeld
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
+from encke.tape.witness import check_version
 
 if TYPE_CHECKING:
     from encke.tape.gate import Gate, Sieve
@@ -75,6 +76,7 @@ class Slot:
         "_held",
         "_packed",
         "_recent",
+        "_version",
         "channels",
         "check",
         "checked",
@@ -96,6 +98,7 @@ class Slot:
         self._recent = recent
         self._packed: Packed | Spooled | Parcel | Unsettled | None = None
         self._exact: Tensor | None = None
+        self._version = 0
         self._held: Held | WaitingHeld | None = None
         self.channels: Channels | None = None
         self.gate: Gate | Sieve | None = None
@@ -123,7 +126,7 @@ class Slot:
     ) -> Slot:
         """The tensor itself, pinned."""
         slot = cls(site, recent=recent)
-        slot._exact = t.detach()
+        slot._exact, slot._version = t.detach(), t._version
         slot._held = held
         slot.codec, slot.why = "exact", why
         slot.nbytes = t.numel() * t.element_size()
@@ -186,6 +189,7 @@ class Slot:
         if self.noise is not None:
             return self.noise(self.decoded())
         if self._exact is not None:
+            check_version(self._exact, self._version, self.site)
             return self._exact
         if self.remainder is not None and self.remainder.is_probed():
             return self._whole(self.remainder.values())

@@ -14,6 +14,8 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 
+from encke.tape.elementwise import note_number
+
 
 class Watch(TorchFunctionMode):
     """While entered, calls `seen` with the tensors that each torch function returned.
@@ -36,6 +38,7 @@ class Watch(TorchFunctionMode):
             return result  # a part that is compiled is seen as the one op it becomes
         if isinstance(result, Tensor):
             if result.grad_fn is not None and torch.is_grad_enabled():
+                note_number(func, args, result)
                 self._seen([result])
         elif isinstance(result, tuple | list):
             tensors = [t for t in tensors_in(result) if t.grad_fn is not None]

@@ -40,10 +40,17 @@ class Witness:
 
     def check(self, what: object, shape: tuple[int, ...]) -> None:
         """Raise as autograd does when what was saved is no longer what it was."""
-        if self.changed():
-            raise ModifiedError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {what}, shape {list(shape)}, is at version "
-                f"{self._alias._version}; expected version {self._version} instead. Use the "
-                "out-of-place form of the operation that comes after it, or clone() before."
-            )
+        check_version(self._alias, self._version, what, shape)
+
+
+def check_version(
+    t: Tensor, expected: int, what: object, shape: tuple[int, ...] | None = None
+) -> None:
+    """Raise unless `t`, which `what` needs, is at the version expected."""
+    if t._version != expected:
+        raise ModifiedError(
+            "one of the variables needed for gradient computation has been modified by an "
+            f"inplace operation: {what}, shape {list(t.shape if shape is None else shape)}, is "
+            f"at version {t._version}; expected version {expected} instead. Use the "
+            "out-of-place form of the operation that comes after it, or clone() before."
+        )
