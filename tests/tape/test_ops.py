@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import rare_op_cases  # noqa: F401 adds to the cases
 from op_cases import CASES, ELSEWHERE, Case
 from torch import Tensor, nn
 
@@ -40,10 +41,12 @@ def ops_of(loss: Tensor) -> set[str]:
     return found
 
 
-def test_every_op_with_rules_has_a_case_or_a_reason_for_none() -> None:
+def test_every_op_that_is_not_kept_as_it_is_has_a_case_or_a_reason_for_none() -> None:
     cases = {c.op for c in CASES}
     assert not cases & set(ELSEWHERE)
-    assert set(rules.operations()) - {"MyActivation"} == cases | set(ELSEWHERE)
+    packed = {op for op in rules.operations() if rules.needs(op) != {Need.EXACT}}
+    assert packed - {"MyActivation"} - cases - set(ELSEWHERE) == set()
+    assert cases | set(ELSEWHERE) <= set(rules.operations())
 
 
 @EVERY

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encke.tape.graph import ACCUMULATE, kept_for, leaf_behind, op_name
+from encke.tape.graph import ACCUMULATE, kept_for, leaf_behind, notes, op_name
 from encke.tape.kept import Combined, Derived, Source, TwoValued, Unstored, Whole, Window
 from encke.tape.slot import Slot
 
@@ -43,7 +43,7 @@ def remember_output(t: Tensor, source: Source) -> None:
     """Let what is computed from `t` find its values, which `source` keeps."""
     if t.grad_fn is not None and isinstance(source, Whole | Window):
         slot, *geometry = source.again()
-        known = t.grad_fn.metadata.setdefault(_OUTPUT, {})
+        known = notes(t.grad_fn).setdefault(_OUTPUT, {})
         known[t.output_nr] = type(source), weakref.ref(slot), geometry
 
 
@@ -72,7 +72,9 @@ class Deriver:
             self._depth -= 1
         return source if source is not None and _is_cheap(source) else None
 
-    def input_of(self, node: Any, edge: int, shape: tuple[int, ...] | None = None) -> Source | None:
+    def input_of(
+        self, node: Any, edge: int, shape: tuple[int, ...] | None = None
+    ) -> Source | None:
         """The values that reached `node` along one of its edges.
 
         shape  of them, where the edge does not tell
@@ -90,7 +92,7 @@ class Deriver:
     @staticmethod
     def _output(node: Any, number: int) -> Source | None:
         """What some op keeps of an output of `node`."""
-        known = node.metadata.get(_OUTPUT, {}).get(number)
+        known = notes(node).get(_OUTPUT, {}).get(number)
         if known is None:
             return None
         kind, reference, geometry = known

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from encke.tape.channels import NORMS
 from encke.tape.derive import Deriver, Recipe, recipe
-from encke.tape.graph import has_hooks, op_name, raw_saved, saved_tensor
+from encke.tape.graph import has_hooks, notes, op_name, raw_saved, saved_tensor
 from encke.tape.kept import Combined, Derived, Source, TwoValued, Unstored
 
 _NUMBER = "encke.number"
@@ -46,7 +46,7 @@ def note_number(function: Any, arguments: Any, result: Any) -> None:
     if function in _SUMS and len(arguments) == 2 and isinstance(result, Tensor):
         number = next((a for a in arguments if isinstance(a, int | float)), None)
         if number is not None and result.grad_fn is not None:
-            result.grad_fn.metadata[_NUMBER] = number
+            notes(result.grad_fn)[_NUMBER] = number
 
 
 def _operand(d: Deriver, node: Any, edge: int, role: str) -> Source | None:
@@ -135,7 +135,7 @@ def _sum(sign: int) -> Recipe:
         if not d.arithmetic or any(m is not None and op_name(m) in NORMS for m in makers):
             return None  # a residual block's last norm: `tape.residual` does better
         scale = sign * node._saved_alpha
-        number = node.metadata.get(_NUMBER)
+        number = notes(node).get(_NUMBER)
         if number is None:
             return _combined(
                 d, node, ("", ""), lambda a, b: torch.add(a, b, alpha=scale), "sum"
@@ -152,7 +152,7 @@ recipe("Sub")(_sum(-1))
 @recipe("Rsub")
 def _difference(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None:
     """A number less a tensor."""
-    number, scale = node.metadata.get(_NUMBER), node._saved_alpha
+    number, scale = notes(node).get(_NUMBER), node._saved_alpha
     if number is None or not d.arithmetic:
         return None
     return _combined(d, node, ("",), lambda a: number - scale * a, "difference")

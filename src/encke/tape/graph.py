@@ -102,6 +102,18 @@ def raw_saved(node: Any, role: str) -> Any:
     return getattr(node, _RAW + role, None)
 
 
+def notes(node: Any) -> dict[Any, Any]:
+    """What is noted of a node, by anybody, for as long as it lives.
+
+    >>> node = torch.ones(2, requires_grad=True).relu().grad_fn
+    >>> notes(node)["why"] = "a test"
+    >>> notes(node)
+    {'why': 'a test'}
+    """
+    found: dict[Any, Any] = node.metadata
+    return found
+
+
 def has_hooks(raw: Any) -> bool:
     """Whether someone (checkpointing, save_on_cpu) already packs this saved tensor."""
     return raw.unpack_hook is not None

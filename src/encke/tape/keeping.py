@@ -76,6 +76,10 @@ class Keeping:
         if not t.is_floating_point() and rule.need is not Need.RERUN:
             rule = _for_complex(rule) if t.is_complex() else _for_integers(rule, t)
         need = rule.need
+        if (
+            t.is_neg() and need is not Need.SHAPE
+        ):  # codecs read memory, which has the other sign
+            return self._as_it_is(site, t, storage, "a view with the sign turned")
         if need is Need.SHAPE:
             return self._noted(Shape(t), site, t, 0, "only its shape is needed")
         if need is Need.SIGN:
@@ -90,8 +94,8 @@ class Keeping:
                 self.records.share(site, next(again.slots()).site, t, again.how)
                 return again
             return self._as_it_is(site, t, storage, "its input is not kept")
-        if need is Need.EXACT or t.is_neg():
-            return self._as_it_is(site, t, storage, rule.why or "a view with the sign turned")
+        if need is Need.EXACT:
+            return self._as_it_is(site, t, storage, rule.why)
         if need is Need.MASK:
             return self._constant(site, t, storage, rule.why)
         if need is not Need.VALUE and not t.requires_grad:
@@ -366,7 +370,8 @@ class Keeping:
             slot = Slot.exact(site, t, held, recent=self.recent, why=why)
             return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
         slot = Slot.exact(site, t, storage.hold(), recent=self.recent, why=why)
-        store.remember(storage, Geometry.of(t), slot)
+        if not t.is_neg() and not t.is_conj():
+            store.remember(storage, Geometry.of(t), slot)
         source = Whole(slot)
         remember_output(t, source)
         return self._noted(source, site, t, slot.nbytes, why, slot)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encke.tape.graph import has_hooks, kept_for, raw_saved, saved_tensor
+from encke.tape.graph import has_hooks, kept_for, notes, raw_saved, saved_tensor
 from encke.tape.kept import Combined, Derived, Source, Unstored, Whole, Window
 from encke.tape.slot import Slot
 
@@ -50,7 +50,7 @@ class LstmLayer:
         if number not in self._open:
             tensors = [source.get() for source in self._inputs]
             with torch.enable_grad():  # without, it leaves the workspace out
-                self._results = torch.mkldnn_rnn_layer(*tensors, *self._options)
+                self._results = torch.mkldnn_rnn_layer(*tensors, *self._options)  # type: ignore[arg-type]
             self._open = set(self._wanted)
         found = self._results[number]
         self._open.discard(number)
@@ -82,7 +82,7 @@ class Again(Source):
 
 def result_of(node: Any, role: str) -> Source | None:
     """A source for the result that `node` saved; None if an input is out of reach."""
-    known = node.metadata.get(_KEY)
+    known = notes(node).get(_KEY)
     layer = None if known is None else known()
     if layer is None:
         inputs = [_input(node, name) for name in _TENSORS]
@@ -92,7 +92,7 @@ def result_of(node: Any, role: str) -> Source | None:
         options = [getattr(node, f"_saved_{name}") for name in _OPTIONS]
         options[1] = list(options[1])
         layer = LstmLayer(found, options)
-        node.metadata[_KEY] = weakref.ref(layer)
+        notes(node)[_KEY] = weakref.ref(layer)
     return Again(layer, int(role.removeprefix("result")))
 
 

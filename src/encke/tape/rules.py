@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -89,7 +88,7 @@ def add_rule(ops: str, **roles: Rule) -> None:
 
 
 def add_pattern(pattern: str, rule: Rule) -> None:
-    """One rule for every role of the ops whose names match and that have no rules of their own."""
+    """One rule for all roles of the ops whose names match, unless they have rules."""
     _patterns.append((re.compile(pattern), rule))
 
 
@@ -112,6 +111,16 @@ def operations() -> list[str]:
     return sorted(_table)
 
 
+def needs(op: str) -> set[Need]:
+    """What an op needs of the tensors that it saves.
+
+    >>> add_rule("MyActivation", **{"tensors[0]": VALUE})
+    >>> needs("MyActivation")
+    {<Need.VALUE: 'value'>}
+    """
+    return {rule.need for rule in _table.get(op, {}).values()}
+
+
 def may_probe(op: str, role: str) -> bool:
     """Whether the op's node may be called twice in backward to measure an error's effect."""
     rule = find(op, role)
@@ -124,6 +133,7 @@ def is_two_valued(t: Tensor) -> float | None:
     A dropout's noise on the CPU is such a tensor: 0 or 1 / (1 - p). So is an attention mask
     of 0 and -inf.
 
+    >>> import torch
     >>> is_two_valued(torch.tensor([0.0, 1.25, 0.0, 1.25]))
     1.25
     >>> is_two_valued(torch.tensor([0.0, -math.inf, 0.0]))
