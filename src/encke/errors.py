@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class EnckeError(Exception):
     """Base of every error that Encke raises on purpose."""
@@ -25,3 +27,18 @@ class OutputError(EnckeError, OSError):
 
 class BackendError(EnckeError, RuntimeError):
     """A backend that was asked for by name is not there."""
+
+
+def did_you_mean(given: object, allowed: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the likely spelling, if there is one.
+
+    >>> did_you_mean("tolerence", ["tolerance", "budget"])
+    '; did you mean tolerance?'
+    >>> did_you_mean("x", ["tolerance", "budget"])
+    ''
+    """
+    import difflib
+
+    names = {name.lower(): name for name in allowed}
+    found = difflib.get_close_matches(str(given).lower(), names, n=1)
+    return f"; did you mean {names[found[0]]}?" if found else ""

@@ -6,7 +6,7 @@ import functools
 import importlib
 
 from encke.codec.contract import Codec
-from encke.errors import CorruptStreamError, UnsupportedError
+from encke.errors import CorruptStreamError, UnsupportedError, did_you_mean
 
 #: name → (id in the stream, module, class). A new codec is one line here and one file.
 _CODECS: dict[str, tuple[int, str, str]] = {
@@ -35,7 +35,10 @@ def names() -> tuple[str, ...]:
 def by_name(name: str) -> Codec:
     """The codec called `name`."""
     if name not in _CODECS:
-        raise UnsupportedError(f"codec is {name!r}, allowed are 'auto', {', '.join(_CODECS)}")
+        raise UnsupportedError(
+            f"codec is {name!r}, allowed are auto, {', '.join(_CODECS)}"
+            f"{did_you_mean(name, ['auto', *_CODECS])}"
+        )
     _, module, cls = _CODECS[name]
     codec: Codec = getattr(importlib.import_module(module), cls)()
     return codec

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from encke.control import Adaptive, attach
+from encke.control.hooks import hooks_of
 from encke.errors import UnsupportedError
 from encke.tape import Policy, Tape
 from encke.tape.graph import is_compiled, is_traced, under_transform
@@ -151,7 +152,9 @@ class Discovery:
             if new is not None and not is_compiled(module):
                 # The hooks of this call were listed before this one was called: the tape's
                 # own will end it, but not begin it.
-                new.begin_call(sys._getframe(1))
+                hooks = hooks_of(module)
+                if hooks is not None:
+                    hooks.begin_root(sys._getframe(1))
         if attachment is not None and self._roots.get(module) is attachment:
             attachment.steps += 1
 

@@ -44,6 +44,8 @@ class Tape(Keeping):
         #: Bytes stored, and plain, when the last forward pass had ended.
         self.last_forward = 0, 0
         self._calls: list[FrameType] = []
+        #: Parts of the model that were called by themselves in this step.
+        self._parts: set[int] = set()
         self._last = -1
         self._counts: dict[tuple[str, str, str], int] = {}
         self._names: dict[int, str] = {}
@@ -131,6 +133,10 @@ class Tape(Keeping):
     # -- around a forward pass -----------------------------------------------------------
 
     def __enter__(self) -> Tape:
+        return self._enter()
+
+    def _enter(self, *, goes_on: bool = False) -> Tape:
+        """Enter; `goes_on` is for a further part of the step that runs."""
         self._depth += 1
         if self._depth > 1 or self._pauses or not torch.is_grad_enabled():
             return self
@@ -140,15 +146,16 @@ class Tape(Keeping):
                 "a model with a tape was called under torch.func (grad, vmap, …), which has no "
                 "saved tensors to take over; call tape.detach() first, or use loss.backward()"
             )
-        self._last = graph.newest()  # what was computed before is not ours
-        self.order = 0
-        self._counts.clear()
-        self._learn_names()
-        try:
-            self._begin_step()
-        except BaseException:  # a policy may refuse: a budget that cannot be reached, say
-            self._depth -= 1
-            raise
+        if not goes_on:
+            self._last = graph.newest()  # what was computed before is not ours
+            self.order = 0
+            self._counts.clear()
+            self._learn_names()
+            try:
+                self._begin_step()
+            except BaseException:  # a policy may refuse: a budget that cannot be reached, say
+                self._depth -= 1
+                raise
         self._where.start()
         self._watch = Watch(self._seen, self._settle)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
@@ -166,6 +173,7 @@ class Tape(Keeping):
         self.step += 1
         self.recent.clear()
         self._ran.clear()
+        self._parts.clear()
         ran, create_graph = self._passes.take()
         told = getattr(self.policy, "backward_ran", None)  # for policies that count passes
         if ran and told is not None:
@@ -212,14 +220,26 @@ class Tape(Keeping):
         self._ran.clear()
         self._passes.notice()
 
-    def begin_call(self, frame: FrameType) -> None:
-        """Enter for a call of the model, whose hooks run in `frame`.
+    @property
+    def is_entered(self) -> bool:
+        """Whether a forward pass runs inside the tape now."""
+        return self._depth > 0
+
+    def begin_call(self, frame: FrameType, *, part: nn.Module | None = None) -> None:
+        """Enter for a call of the model, or of one of its parts; its hooks run in `frame`.
+
+        A part that is called by itself goes on with the step in which others were, unless it
+        was called in that step before. What was computed between them belongs to the step.
 
         An interrupt ends a call without running its hooks; the next one clears up after it.
         """
         if self._calls and not _is_running(self._calls[-1], frame):
             self._abandon()
-        self.__enter__()
+        self._enter(
+            goes_on=bool(self._parts) and part is not None and id(part) not in self._parts
+        )
+        if part is not None:
+            self._parts.add(id(part))
         self._calls.append(frame)
 
     def end_call(self, result: Any) -> None:
