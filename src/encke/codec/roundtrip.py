@@ -11,10 +11,11 @@ from encke.bound import Bound, resolve
 from encke.codec import layout, registry, stream, traced
 from encke.codec.contract import Request
 from encke.codec.packed import Packed
-from encke.errors import BoundError, UnsupportedError
+from encke.errors import BoundError, UnsupportedError, did_you_mean
 from encke.ops.select import select
 
 Prefer = Literal["ratio", "speed"]
+_PREFERENCES = ("ratio", "speed")
 
 
 def compress(
@@ -57,6 +58,11 @@ def compress(
             f"bound is {bound!r}, which does not say what it is relative to; "
             "write Absolute(1e-3), RangeRelative(1e-2), …"
         )
+    if prefer not in _PREFERENCES:
+        raise UnsupportedError(
+            f"prefer is {prefer!r}, allowed are {', '.join(_PREFERENCES)}"
+            f"{did_you_mean(prefer, _PREFERENCES)}"
+        )
     if x.ndim > stream.MAX_DIMENSIONS:
         raise UnsupportedError(
             f"tensor has {x.ndim} dimensions, a stream holds at most {stream.MAX_DIMENSIONS}; "
@@ -86,7 +92,7 @@ def compress(
 
         chosen, encoded = choose(inner, request, prefer=prefer)
     else:
-        chosen = registry.by_name(codec)
+        chosen = registry.by_name(codec if isinstance(codec, str) else repr(codec))
         chosen.check(x.dtype, bound)
         encoded = chosen.encode(inner, request)
     return Packed(

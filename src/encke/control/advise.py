@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from encke.control import arguments
 from encke.control.attach import attach
 from encke.errors import UnsupportedError
 from encke.tape.records import Record
@@ -66,7 +67,7 @@ def advise(
     batch: Any,
     *,
     loss: Callable[[Any], Tensor] | None = None,
-    tolerance: float = 0.01,
+    tolerance: float | None = None,
     steps: int = 3,
 ) -> Advice:
     """Try a few steps on `batch` and say what a tape would do; the model is left as it was.
@@ -79,6 +80,13 @@ def advise(
     >>> advice.ratio > 4
     True
     """
+    arguments.module(model, of="advise")
+    arguments.count(steps, of="steps")
+    if loss is not None and not callable(loss):
+        raise UnsupportedError(
+            f"loss is {loss!r:.80} ({type(loss).__name__}), allowed is a function from the "
+            "model's output to the loss, or None"
+        )
     if any(p.grad is not None for p in model.parameters()):
         raise UnsupportedError(
             "the model holds gradients, which a trial step would change; call "

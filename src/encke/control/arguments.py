@@ -76,6 +76,16 @@ def codec(name: Any) -> str:
     return str(name)
 
 
+def choice(value: Any, *, of: str, allowed: Iterable[str]) -> str:
+    """One of a few words."""
+    allowed = list(allowed)
+    if value not in allowed:
+        raise UnsupportedError(
+            f"{of} is {value!r}, allowed are {', '.join(allowed)}{did_you_mean(value, allowed)}"
+        )
+    return str(value)
+
+
 def module(model: Any, *, of: str) -> nn.Module:
     """A module that hooks can be put on."""
     if not isinstance(model, nn.Module):
@@ -92,8 +102,8 @@ def module(model: Any, *, of: str) -> nn.Module:
     return model
 
 
-def optimizers(given: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimizers as a list; each holds parameters of `model`."""
+def optimizers(given: Any, model: nn.Module | None) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list; each holds parameters of `model`, if that is given."""
     if given is None:
         return []
     if isinstance(given, torch.optim.Optimizer):
@@ -108,7 +118,7 @@ def optimizers(given: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
                 f"optimizer is {one!r:.80} ({type(one).__name__}), allowed are a "
                 f"torch.optim.Optimizer, several of them, or None{_meant_by(one)}"
             )
-        if not trains(one, model):
+        if model is not None and not trains(one, model):
             raise UnsupportedError(
                 f"the optimizer ({type(one).__name__}) holds none of the parameters of "
                 f"{type(model).__name__}: it trains another model; give the one that "

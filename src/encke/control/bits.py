@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from encke.bound import FixedRate
+from encke.control import arguments
 from encke.errors import UnsupportedError
 from encke.tape.protocol import Effect, Sight, Treatment
 
@@ -69,13 +70,13 @@ class GroupBits:
         refresh: int = 100,
         derive: bool = False,
     ) -> None:
-        if not 1 <= mean <= 8:
-            raise UnsupportedError(f"mean is {mean!r} bits, allowed is 1 to 8; 2 is ActNN's")
+        arguments.number(mean, of="mean", low=1, high=8, hint="2 bits a value is ActNN's")
         if not adaptive and mean not in _LEVELS:
             raise UnsupportedError(
                 f"mean is {mean!r} bits; without adapting, allowed are 1, 2, 4 and 8"
             )
-        self.mean, self.adaptive, self.refresh = float(mean), adaptive, refresh
+        self.mean, self.adaptive = float(mean), adaptive
+        self.refresh = arguments.count(refresh, of="refresh")
         self._derive = derive
         self.bits: dict[str, int] = {}
         self._demands: dict[str, tuple[int, float]] = {}

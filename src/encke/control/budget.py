@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from encke.control import arguments
 from encke.control.ways import Place, Way, choose, measure
 from encke.errors import EnckeError, UnsupportedError
 from encke.tape.ledger import Ledger
@@ -41,7 +42,7 @@ def parse_bytes(text: int | str) -> int:
     >>> parse_bytes("500 MB")
     500000000
     """
-    if isinstance(text, int) and text > 0:
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
     if not found or found[2].upper() not in _UNITS or float(found[1]) <= 0:
@@ -65,7 +66,7 @@ class Budget:
     """
 
     def __init__(self, inner: Policy, limit: int | str, *, offload: bool = True) -> None:
-        self.inner, self.limit = inner, parse_bytes(limit)
+        self.inner, self.limit = arguments.policy(inner), parse_bytes(limit)
         self.offload = offload
         self.refresh = int(getattr(inner, "refresh", 100))
         self.places: dict[str, Place] = {}

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from encke.bound import Absolute, RangeRelative
+from encke.control import arguments
 from encke.control.reference import Reference
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 
@@ -42,11 +43,14 @@ class Comet:
         dither: bool = False,
         codec: str = "entropy",
     ) -> None:
-        self.share, self.refresh = share, refresh
-        optimizers = list(optimizers)
+        self.share = arguments.number(
+            share, of="share", low=0, high=1, hint="0.01, the default, is COMET's"
+        )
+        self.refresh = arguments.count(refresh, of="refresh")
+        optimizers = arguments.optimizers(optimizers, model)
         self._reference = Reference("magnitude" if optimizers else "gradient", optimizers)
         self._parameters = dict(model.named_parameters()) if model is not None else {}
-        self._dither, self._codec = dither, codec
+        self._dither, self._codec = dither, arguments.codec(codec)
         self.bounds: dict[str, float] = {}
         self._step = 0
         self._observing = False

@@ -46,12 +46,11 @@ def say_after_first_steps(hooks: ModelHooks) -> None:
 
 
 def _say(hooks: ModelHooks) -> None:
-    why = explain(hooks)
-    if why:
+    none, little = no_effect(hooks), little_effect(hooks)
+    if none or little:
         _, plain = hooks.tape.last_forward
-        model = type(hooks.model).__name__
-        serious = not hooks.tape.step or plain >= _TOY
-        log.log(logging.WARNING if serious else logging.INFO, "%s: %s", model, why)
+        level = logging.WARNING if none or plain >= _TOY else logging.INFO
+        log.log(level, "%s: %s", type(hooks.model).__name__, none or little)
 
 
 def explain(hooks: ModelHooks) -> str:
@@ -59,8 +58,13 @@ def explain(hooks: ModelHooks) -> str:
 
     The cause comes first, what would help after the semicolon.
     """
+    return no_effect(hooks) or little_effect(hooks)
+
+
+def no_effect(hooks: ModelHooks) -> str:
+    """Why the tape stores nothing; "" if it does."""
     model, tape = hooks.model, hooks.tape
-    if model is None or is_lossless(tape):
+    if model is None:
         return ""
     if not any(p.requires_grad for p in model.parameters()):
         return "no parameter requires a gradient, so that backward needs nothing of the model"
@@ -74,13 +78,19 @@ def explain(hooks: ModelHooks) -> str:
             "neither it nor a part of it was called with gradients on; if the loss is computed "
             "without calling them, write `with tape:` around that"
         )
-    stored, plain = tape.last_forward
-    if not plain:
+    if not tape.last_forward[1] and not len(tape.records):
         return (
             "nothing that it saves for backward came to the tape; saved_tensors_hooks and "
             "checkpointing take it before, and a tape does their work"
         )
-    if plain >= LITTLE * max(stored, 1):
+    return ""
+
+
+def little_effect(hooks: ModelHooks) -> str:
+    """Why the tape stores little less than autograd would; "" if it stores much less."""
+    tape = hooks.tape
+    stored, plain = tape.last_forward
+    if is_lossless(tape) or plain >= LITTLE * max(stored, 1) or not plain:
         return ""
     return f"{stored:,} bytes are stored in place of {plain:,}: {reasons(tape.records)}"
 

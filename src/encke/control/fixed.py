@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encke.bound import Bound, FixedRate, Lossless
+from encke.control import arguments
 from encke.tape.protocol import LOSSLESS, Effect, Sight, Treatment
 
 
@@ -28,6 +29,11 @@ class Fixed:
     dither: bool = True
     derive: bool = True
     watch: bool = False
+
+    def __post_init__(self) -> None:
+        arguments.bound(self.bound)
+        arguments.codec(self.codec)
+        arguments.choice(self.prefer, of="prefer", allowed=("ratio", "speed"))
 
     def begin(self, step: int) -> None:
         """Nothing to learn."""

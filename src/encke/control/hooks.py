@@ -115,7 +115,8 @@ class ModelHooks:
 
     def begin_part(self, part: nn.Module, frame: FrameType) -> None:
         if self._calls and not _is_running(self._calls[-1].frame, frame):
-            self._calls.clear()  # an interrupt ended them without running their hooks
+            self._calls.clear()
+        self.tape.clear_up(frame)
         outermost = not any(call.entered for call in self._calls)
         entered = outermost and torch.is_grad_enabled()
         if entered and self.tape.is_entered:

@@ -230,17 +230,24 @@ class Tape(Keeping):
 
         A part that is called by itself goes on with the step in which others were, unless it
         was called in that step before. What was computed between them belongs to the step.
-
-        An interrupt ends a call without running its hooks; the next one clears up after it.
         """
-        if self._calls and not _is_running(self._calls[-1], frame):
-            self._abandon()
+        self.clear_up(frame)
         self._enter(
             goes_on=bool(self._parts) and part is not None and id(part) not in self._parts
         )
         if part is not None:
             self._parts.add(id(part))
+            if self._watch is not None and self._depth == 1:
+                self._where.enter(part)
         self._calls.append(frame)
+
+    def clear_up(self, frame: FrameType) -> None:
+        """Leave the calls that an interrupt ended without running their hooks.
+
+        frame  where a new call begins
+        """
+        if self._calls and not _is_running(self._calls[-1], frame):
+            self._abandon()
 
     def end_call(self, result: Any) -> None:
         """Leave after a call of the model, which gave `result` (None if it raised)."""

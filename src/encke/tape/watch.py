@@ -101,6 +101,10 @@ class Whereabouts:
             (register_module_forward_hook(leave, always_call=True), leave),
         ]
 
+    def enter(self, module: nn.Module) -> None:
+        """The call of `module` runs already: its hooks were listed before `start`."""
+        self._stack.append(self._name(module))
+
     def _enter(self, module: nn.Module, _args: Any) -> None:
         if not torch.compiler.is_compiling():
             self._stack.append(self._name(module))
