@@ -30,6 +30,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {
             "did you mean policy=",
         ),
     ),
+    "a slowdown of nothing": ((), {"slowdown": 0}, ("slowdown is 0", "above 0")),
     "a misspelt option": ((), {"tolerence": 0.1}, ("'tolerence'", "did you mean tolerance?")),
     "a misspelt option of the controller": ((), {"guards": 5}, ("did you mean guard?",)),
     "an option that nobody has": ((), {"xyz": 5}, ("'xyz'", "tolerance", "refresh")),

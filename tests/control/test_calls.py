@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import encke
-from encke.control.accumulated import AccumulatedGradients, OptimizerSteps
+from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 
 
 def critic() -> nn.Module:
@@ -205,7 +205,7 @@ def test_an_optimizer_in_backward_ends_a_step_as_well() -> None:
 
 
 def test_an_optimizer_that_nobody_steps_does_not_hold_the_controller_up() -> None:
-    steps = OptimizerSteps([torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)])
+    steps = StepBoundaries(known=True)
     assert steps.forward()
     begun = 0
     for _ in range(600):
@@ -215,7 +215,7 @@ def test_an_optimizer_that_nobody_steps_does_not_hold_the_controller_up() -> Non
 
 
 def test_without_an_optimizer_a_forward_after_a_backward_begins_a_step() -> None:
-    steps = OptimizerSteps()
+    steps = StepBoundaries()
     assert steps.forward()
     assert not steps.forward()
     steps.went_back()

@@ -6,9 +6,9 @@ import contextlib
 from typing import Any
 
 import pytest
+import rare_op_cases  # noqa: F401 adds to the cases
 import torch
 import torch.nn.functional as F
-import rare_op_cases  # noqa: F401 adds to the cases
 from op_cases import CASES, ELSEWHERE, Case
 from torch import Tensor, nn
 

@@ -9,7 +9,7 @@ beside any one of its terms.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,48 +18,29 @@ from torch import Tensor
 from encke.tape.graph import current_backward
 from encke.tape.squares import square
 
-#: Forward passes after a backward pass, without a step of an optimizer that is known: then
-#: nobody calls that optimizer, and each backward pass counts as a step.
+#: Forward passes after a backward pass without a step of an optimizer: then nobody steps it,
+#: and each backward pass counts as a step.
 _PATIENCE = 256
 
 
-class OptimizerSteps:
-    """Tells when an optimizer has stepped since `begin` was called last.
+class StepBoundaries:
+    """Tells which forward pass is the first after a step of the optimizer.
 
-    Without an optimizer, or with one that tells nobody, a forward pass that comes after a
-    backward pass begins a new step.
+    Where no optimizer is known, a forward pass that comes after a backward pass is.
 
-    then  called when an optimizer has stepped
+    known  whether an optimizer will tell that it has stepped
     """
 
-    def __init__(
-        self,
-        optimizers: Iterable[torch.optim.Optimizer] = (),
-        *,
-        then: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._handles: list[Any] = []
+    def __init__(self, *, known: bool = False) -> None:
+        self._known = known
         self._stepped = True  # nothing is under way
         self._went_back = False
         self._without = 0
-        self._then = then
-        self.watch(optimizers)
-
-    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """From now on listen to these."""
-        for handle in self._handles:
-            handle.remove()
-        self._without = 0
-        self._handles = []
-        notice = _weakly(self)
-        for optimizer in map(innermost, optimizers):
-            if hasattr(optimizer, "_optimizer_step_post_hooks"):
-                self._handles.append(optimizer.register_step_post_hook(notice))
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
-        self._stepped, self._without = True, 0
-        self._then()
+        self._stepped = self._known = True
+        self._without = 0
 
     def went_back(self) -> None:
         """A backward pass ran since the last forward pass."""
@@ -69,25 +50,22 @@ class OptimizerSteps:
         """A forward pass begins: whether it is the first of a step."""
         if self._went_back:
             self._without += 1
-        listening = self._handles and self._without < _PATIENCE
-        first = self._stepped or (self._went_back and not listening)
+        told = self._known and self._without < _PATIENCE
+        first = self._stepped or (self._went_back and not told)
         self._stepped = self._went_back = False
         return first
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stepped": self._stepped, "went_back": self._went_back}
+        return {
+            "known": self._known,
+            "stepped": self._stepped,
+            "went_back": self._went_back,
+            "without": self._without,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._stepped = state.get("stepped", True)
-        self._went_back = state.get("went_back", False)
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that does the work, behind wrappers that hold it as `optimizer`."""
-    inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, torch.optim.Optimizer) and inner is not optimizer:
-        return innermost(inner)
-    return optimizer
+        self._known, self._stepped = state["known"], state["stepped"]
+        self._went_back, self._without = state["went_back"], state["without"]
 
 
 class AccumulatedGradients:
@@ -186,14 +164,3 @@ class _Look:
         watcher, gradient = self._watcher(), parameter.grad
         if watcher is not None and gradient is not None:
             watcher.see(self._name, gradient)
-
-
-def _weakly(steps: OptimizerSteps) -> Any:
-    reference = weakref.ref(steps)
-
-    def notice(*_given: Any) -> None:
-        found = reference()
-        if found is not None:
-            found.stepped()
-
-    return notice

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from encke.bound import Absolute, RmsRelative
-from encke.control.accumulated import AccumulatedGradients, OptimizerSteps
+from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 from encke.control.allocate import Demand, water_fill
 from encke.control.gates import Gates
 from encke.control.guard import Guard
@@ -101,14 +101,12 @@ class Adaptive:
         self._exact_until = 0
         self._shares: list[tuple[int, float]] = []
         self._gradients = AccumulatedGradients()
-        self._optimizer_steps = OptimizerSteps(
-            self.reference.optimizers, then=self._gradients.close
-        )
+        self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
 
     # -- the tape's questions ------------------------------------------------------------
 
     def backward_ran(self, *, create_graph: bool) -> None:
-        self._optimizer_steps.went_back()
+        self._boundaries.went_back()
         if create_graph:
             if self._exact_until == 0:
                 log.warning(
@@ -118,8 +116,13 @@ class Adaptive:
                 )
             self._exact_until = self._step + _SECOND_ORDER_MEMORY
 
+    def optimizer_stepped(self) -> None:
+        """An optimizer that trains the model has stepped."""
+        self._boundaries.stepped()
+        self._gradients.close()
+
     def begin(self, step: int) -> None:
-        if self._optimizer_steps.forward():
+        if self._boundaries.forward():
             self._begin_step()
         self._calls += 1
         self._observing = self._due and self._calls <= _MOST_CALLS
@@ -168,11 +171,6 @@ class Adaptive:
             self.guard.judge(effect)
         if effect.call in self._observed or str(effect.site) not in self.bounds:
             self._effects.append(effect)
-
-    def train_by(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """From now on these take the steps."""
-        self.reference.optimizers = list(optimizers)
-        self._optimizer_steps.watch(self.reference.optimizers)
 
     # -- what follows from what was seen -------------------------------------------------
 
@@ -272,7 +270,7 @@ class Adaptive:
             "observing": self._observing,
             "observed": sorted(self._observed),
             "gradients": self._gradients.state_dict(),
-            "optimizer_steps": self._optimizer_steps.state_dict(),
+            "boundaries": self._boundaries.state_dict(),
             "effects": [asdict(effect) for effect in self._effects],
         }
 
@@ -293,5 +291,5 @@ class Adaptive:
         self._due, self._observing = state["due"], state["observing"]
         self._observed = set(state["observed"])
         self._gradients.load_state_dict(state["gradients"])
-        self._optimizer_steps.load_state_dict(state["optimizer_steps"])
+        self._boundaries.load_state_dict(state["boundaries"])
         self._effects = [Effect.of_state(one) for one in state.get("effects", [])]

@@ -7,6 +7,7 @@ what is allowed, and what was probably meant.
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -54,6 +55,20 @@ def tolerance(value: Any) -> float:
         high=1,
         hint="0.01, the default, adds one per cent to the variance of the gradients",
     )
+
+
+def slowdown(value: Any) -> float | None:
+    """Time that a tape may take, as a share of a step without it; None for any."""
+    if value is None:
+        return None
+    found = number(
+        value,
+        of="slowdown",
+        low=0,
+        high=math.inf,
+        hint="0.3, the default, allows steps of 1.3 times the time",
+    )
+    return None if math.isinf(found) else found
 
 
 def bound(value: Any, *, of: str = "bound") -> Bound:

@@ -21,6 +21,9 @@ from encke.tape import Policy, Tape
 from encke.tape.compiled import attach_graphs, compiled_module
 from encke.tape.telemetry import Target
 
+#: Of a step's time: what a tape may take unless its user says otherwise.
+SLOWDOWN = 0.3
+
 
 def attach(
     model: nn.Module,
@@ -30,6 +33,7 @@ def attach(
     budget: int | str | None = None,
     policy: Policy | None = None,
     reference: Kind | None = None,
+    slowdown: float | None = None,
     log: Target | None = None,
     **options: Any,
 ) -> Tape:
@@ -40,6 +44,10 @@ def attach(
     budget     bytes that the kept tensors may take, as a number or "6GiB"
     policy     decides instead of the controller: `encke.Fixed(RangeRelative(0.02))`
     reference  what "their own scale" is: see `encke.control.reference`
+    slowdown   time that Encke may take, as a share of a step without it: what saves the fewest
+               bytes for its time is left to autograd, and where little would be saved, all
+               of it. 0.3 unless given; with a policy or a budget of your own, and with
+               `math.inf`, any
     log        where every step is recorded: a path, a function, a SummaryWriter (`Tape.log_to`)
     options    of `encke.control.adaptive.Adaptive`
 
@@ -80,7 +88,10 @@ def attach(
         deciding = policy
     if budget is not None:
         deciding = Budget(deciding, budget)
-    tape = Tape(deciding, model=model)
+    limited = policy is None and budget is None
+    if slowdown is None and limited:
+        slowdown = SLOWDOWN
+    tape = Tape(deciding, model=model, slowdown=arguments.slowdown(slowdown))
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
     hooks = ModelHooks(model, tape)

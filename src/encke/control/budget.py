@@ -133,6 +133,11 @@ class Budget:
     def observe(self, effect: Effect) -> None:
         self.inner.observe(effect)
 
+    def optimizer_stepped(self) -> None:
+        told = getattr(self.inner, "optimizer_stepped", None)
+        if told is not None:
+            told()
+
     def backward_ran(self, *, create_graph: bool) -> None:
         told = getattr(self.inner, "backward_ran", None)
         if told is not None:

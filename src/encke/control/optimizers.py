@@ -114,6 +114,9 @@ class OptimizerSteps:
     def after(self, optimizer: Optimizer) -> None:
         if not self._is_ours(optimizer):
             return
+        told = getattr(self._hooks.tape.policy, "optimizer_stepped", None)
+        if told is not None:
+            told()
         count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if count <= self._most:
             return  # another one that steps beside

@@ -48,6 +48,7 @@ VIEWS = frozenset(
 )
 
 _roles: dict[type, tuple[str, ...]] = {}
+_names: dict[type, str] = {}
 
 
 def op_name(node: Any) -> str:
@@ -56,7 +57,14 @@ def op_name(node: Any) -> str:
     >>> op_name(torch.ones(2, requires_grad=True).relu().grad_fn)
     'Relu'
     """
-    return _SUFFIX.sub("", node.name())
+    kind = type(node)
+    name = _names.get(kind)
+    if name is None:
+        full = node.name()
+        name = _SUFFIX.sub("", full)
+        if kind.__name__ == full:  # one class for each op
+            _names[kind] = name
+    return name
 
 
 def new_nodes(outputs: Iterable[Tensor], after: int) -> tuple[list[Any], int]:

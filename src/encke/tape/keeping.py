@@ -32,6 +32,7 @@ from encke.tape.kept import (
 )
 from encke.tape.lane import Lanes, Parcel
 from encke.tape.ledger import Held, Ledger, SavedStorage, Storages, WaitingHeld
+from encke.tape.pace import SMALL
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.residual import Remainder, added_to, affine_of
@@ -39,9 +40,6 @@ from encke.tape.rules import EXACT, INDEX, Need, Rule, exact, find, is_two_value
 from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
 from encke.tape.waiting import Norm, Passage, Waiting
-
-#: Tensors of fewer bytes stay as they are: a header would eat what is saved.
-SMALL = 4096
 
 
 class Keeping:

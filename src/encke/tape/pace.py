@@ -56,54 +56,66 @@ class Pace:
         self.smallest = SMALL
         self.aside = ""
         self._left: set[Site] = set()
+        #: What places cost in the pass that runs, and in those that are chosen by.
+        self._now: dict[Site, Cost] = {}
         self._costs: dict[Site, Cost] = {}
         self._plain = 0
-        #: When the pass that runs began, how much had been spent then, and if it counts.
+        #: When the pass that runs began, and how much had been spent then.
         self._began: float | None = None
-        self._before = 0.0
-        self._counts = False
-        #: Seconds of passes that count, and of them those that the tape spent.
+        self._before = self._looked = 0.0
+        #: Seconds of passes that are chosen by, and of them those that the tape spent.
         self._passes: list[tuple[float, float]] = []
         self._choose_at = _FIRST
+        self._throttled = False
 
     def begin(self, *, ordinary: bool) -> None:
-        """A forward pass begins; `ordinary` if nothing is observed in it."""
+        """A forward pass begins; `ordinary` if nothing was observed in the one before."""
         moment = now()
-        if self._began is not None and self._counts:
-            spent = self.seconds - self._before
-            self._passes.append((moment - self._began, spent))
+        if self._began is not None and ordinary and self.slowdown and not self._throttled:
+            for site, cost in self._now.items():
+                self._add(self._costs, site, cost.seconds, cost.saved)
+            self._passes.append((moment - self._began, self.seconds - self._before))
             if len(self._passes) >= self._choose_at:
                 self._choose()
-        self._costs.clear()
-        self._began, self._before = moment, self.seconds
-        self._counts = ordinary and self.slowdown is not None
+        self._now.clear()
+        self._throttled = False
+        self._began = moment
+        self._before = self._looked = self.seconds
 
     def spend(self, seconds: float) -> None:
         """The tape has worked for this long."""
         self.seconds += seconds
-        spent = self.seconds - self._before
-        if (
-            spent > _PATIENCE
-            and self.slowdown is not None
-            and self.smallest < _LARGEST_SMALL
-            and self._began is not None
-            and spent > _TOO_MUCH * (now() - self._began - spent)
-        ):
-            self.smallest *= 4
-            self._before = self.seconds - _PATIENCE / 2  # look again after as much once more
-            self._counts = False
+        if self.seconds - self._looked > _PATIENCE and self._began is not None:
+            self._looked = self.seconds
+            spent = self.seconds - self._before
+            rest = now() - self._began - spent
+            small = self.smallest < _LARGEST_SMALL
+            if self.slowdown is not None and small and spent > _TOO_MUCH * rest:
+                self.smallest *= 4
+                self._throttled = True
 
     def spend_on(self, site: Site, seconds: float, saved: int = 0) -> None:
-        """The tape has worked for this long on one place, in backward if nothing was saved."""
-        cost = self._costs.get(site)
+        """Of what the tape has worked, this was for one place."""
+        if self.slowdown is not None:
+            self._add(self._now, site, seconds, saved)
+
+    @staticmethod
+    def _add(costs: dict[Site, Cost], site: Site, seconds: float, saved: int) -> None:
+        cost = costs.get(site)
         if cost is None:
-            cost = self._costs[site] = Cost()
+            cost = costs[site] = Cost()
         cost.seconds += seconds
         cost.saved += saved
 
-    def holds(self, plain: int) -> None:
-        """A forward pass has ended, after which autograd alone would hold so many bytes."""
+    def holds(self, stored: int, plain: int) -> None:
+        """A forward pass has ended: bytes that are held, and that autograd alone would hold."""
         self._plain = plain
+        crowded = self.slowdown is not None and self.smallest >= _LARGEST_SMALL
+        if crowded and stored > (1 - _WORTH) * plain:
+            self.aside = (
+                f"it saves {plain:,} bytes in tensors so small that handling them takes longer "
+                "than the step itself"
+            )
 
     def leaves(self, site: Site) -> bool:
         """Whether a place is left to autograd."""
@@ -121,19 +133,24 @@ class Pace:
         usual = [p for p in self._passes if p[0] <= _OUTLIER * walls[len(walls) // 2]]
         spent = sum(s for _, s in usual) / len(usual)
         plain = max(sum(w for w, _ in usual) / len(usual) - spent, 1e-6)
+        passes = len(self._passes)
+        costs = {
+            site: Cost(cost.seconds / passes, cost.saved // passes)
+            for site, cost in self._costs.items()
+        }
         self._passes.clear()
+        self._costs.clear()
         self._choose_at = min(2 * self._choose_at, 64)
         if spent <= self.slowdown * plain:
             return
-        kept, left = choose(
-            self._costs, spent=spent, allowed=_MARGIN * self.slowdown * plain
-        )
+        kept, left = choose(costs, spent=spent, allowed=_MARGIN * self.slowdown * plain)
         self._left |= left
-        saved = sum(self._costs[site].saved for site in kept)
+        saved = sum(costs[site].saved for site in kept)
         if saved < _WORTH * self._plain or not kept:
             self.aside = (
-                f"handling its saved tensors takes {spent / plain:.1f} times as long as a step, "
-                f"and {self.slowdown:g} times is allowed (slowdown=)"
+                f"compressing what it saves takes {spent / plain:.2g} of the time that a step "
+                f"takes without, {self.slowdown:g} is allowed (slowdown=), and little would be "
+                "saved within that"
             )
 
     def state_dict(self) -> dict[str, Any]:

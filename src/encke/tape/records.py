@@ -70,6 +70,19 @@ class Records:
         if found is not None:
             self.keep(replace(found, stored=0, why=f"the zeros of {values}", of=values))
 
+    def saved_by(self, site: Site) -> tuple[Site, int]:
+        """The place that has the values of a site, and the bytes that keeping `site` saved.
+
+        A tensor that another place keeps saves nothing of its own; left to autograd, it would
+        keep alive what that place has packed.
+        """
+        record = self._by_site.get(site)
+        if record is None:
+            return site, 0
+        if record.how == "shared" and record.of is not None:
+            return record.of, 0
+        return site, record.plain - record.stored
+
     def __iter__(self) -> Iterator[Record]:
         return iter(list(self._by_site.values()))
 

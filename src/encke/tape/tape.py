@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,14 +18,20 @@ from encke.tape.handle import Handle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
+from encke.tape.ledger import SavedStorage
+from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
+from encke.tape.records import Record
 from encke.tape.rules import may_probe
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
 
 if TYPE_CHECKING:
     from encke.tape.compiled.graphs import CompiledGraph
+
+
+logger = logging.getLogger("encke")
 
 
 class Tape(Keeping):
@@ -34,8 +41,15 @@ class Tape(Keeping):
     `encke.attach`, which enters it by itself.
     """
 
-    def __init__(self, policy: Policy, *, model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        model: nn.Module | None = None,
+        slowdown: float | None = None,
+    ) -> None:
         super().__init__(policy)
+        self.pace = Pace(slowdown)
         self.model = model
         self._where = Whereabouts(model)
         self._watch: Watch | None = None
@@ -55,7 +69,9 @@ class Tape(Keeping):
         self.graphs: list[CompiledGraph] = []
         self._ran: set[int] = set()
         self._detached = False
-        self._passes = BackwardPasses()
+        self._passes = BackwardPasses(self.pace)
+        self._probed = False
+        self._small_bytes = 0
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
 
@@ -70,6 +86,16 @@ class Tape(Keeping):
     def plain_bytes(self) -> int:
         """Bytes that autograd alone would hold now: unique storages, no parameters."""
         return self.ledger.plain
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent so far on keeping tensors and giving them back."""
+        return self.pace.seconds
+
+    @property
+    def aside(self) -> str:
+        """Why the tape does nothing any more; empty while it does."""
+        return self.pace.aside
 
     def summary(self) -> str:
         """A table of what is kept, layer by layer: how, how small, with which error, why."""
@@ -118,6 +144,7 @@ class Tape(Keeping):
             "step": self.step,
             "policy": self.policy.state_dict(),
             "choices": self._choices.state_dict(),
+            "pace": self.pace.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -129,6 +156,7 @@ class Tape(Keeping):
         self.step = state["step"]
         self.policy.load_state_dict(state["policy"])
         self._choices.load_state_dict(state.get("choices", []))
+        self.pace.load_state_dict(state.get("pace", {}))
 
     # -- around a forward pass -----------------------------------------------------------
 
@@ -138,7 +166,7 @@ class Tape(Keeping):
     def _enter(self, *, goes_on: bool = False) -> Tape:
         """Enter; `goes_on` is for a further part of the step that runs."""
         self._depth += 1
-        if self._depth > 1 or self._pauses or not torch.is_grad_enabled():
+        if self._depth > 1 or self._pauses or self.aside or not torch.is_grad_enabled():
             return self
         if graph.under_transform():
             self._depth -= 1
@@ -156,6 +184,8 @@ class Tape(Keeping):
             except BaseException:  # a policy may refuse: a budget that cannot be reached, say
                 self._depth -= 1
                 raise
+            if self.aside:
+                return self
         self._where.start()
         self._watch = Watch(self._seen, self._settle)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
@@ -170,6 +200,14 @@ class Tape(Keeping):
             self.end_forward()
 
     def _begin_step(self) -> None:
+        self.pace.begin(ordinary=not self._probed)
+        if self.aside:
+            name = type(self.model).__name__
+            logger.warning(
+                "%s is trained without compression from now on: %s", name, self.aside
+            )
+            return
+        self._probed, self._small_bytes = False, 0
         self.step += 1
         self.recent.clear()
         self._ran.clear()
@@ -183,6 +221,10 @@ class Tape(Keeping):
         for log in self.logs:
             log.begin(self.step)
 
+    def _say_aside(self) -> None:
+        name = type(self.model).__name__
+        logger.warning("%s goes on without compression: %s", name, self.aside)
+
     def _settle(self) -> None:
         if self.waiting and not torch.compiler.is_compiling():
             with torch.no_grad():
@@ -194,7 +236,13 @@ class Tape(Keeping):
             self.waiting.settle(all_=True)
         self.settle_sides()
         stored, plain = self.ledger.stored, self.ledger.plain
+        if self._small_bytes:
+            self.records.keep(_passed_over(self._small_bytes))
+            stored, plain = stored + self._small_bytes, plain + self._small_bytes
         self.last_forward = stored, plain
+        self.pace.holds(stored, plain)
+        if self.aside:
+            self._say_aside()
         kept = getattr(self.policy, "kept", None)  # for policies that plan by size
         if kept is not None:
             kept(self.records, stored)
@@ -277,6 +325,7 @@ class Tape(Keeping):
     # -- what an op saved ----------------------------------------------------------------
 
     def _seen(self, outputs: list[Tensor]) -> None:
+        began = now()
         nodes, self._last = graph.new_nodes(outputs, self._last)
         if not nodes:
             return
@@ -288,6 +337,7 @@ class Tape(Keeping):
                 self._take(node)
             if self.waiting:
                 self.waiting.came_out(outputs)
+        self.pace.spend(now() - began)
 
     def _take(self, node: Any) -> None:
         """Take over everything that a node saved."""
@@ -304,10 +354,14 @@ class Tape(Keeping):
                 t = graph.saved_tensor(node, role)
             except RuntimeError:
                 continue  # changed in place since: autograd will say so in backward
-            if t is None or not self._is_ours(t, role):
+            if t is None or self._is_passed_over(t) or not self._is_ours(t, role):
                 continue
+            began = now()
             site = self._site(op, role)
             storage = self.storages.of(t)
+            if self.pace.leaves(site):
+                self._leave(node, site, t, storage)
+                continue
             source = self.keep(node, site, t, storage)
             handle = Handle(source, site, t, storage, self._passes)
             raw.register_hooks(_Give(handle), unpack)
@@ -315,9 +369,12 @@ class Tape(Keeping):
                 sides = source
             if any(slot.observed for slot in source.slots()) and may_probe(op, role):
                 probed.append((role, source, site))
+            owner, saved = self.records.saved_by(site)
+            self.pace.spend_on(owner, now() - began, saved)
         if waited:
             self.waiting.meet(node, sides)
         if probed:
+            self._probed = True
             node.register_hook(
                 Probe(
                     probed,
@@ -331,6 +388,33 @@ class Tape(Keeping):
         for hook in self.straightened:
             node.register_hook(hook)
         self.straightened.clear()
+
+    def _is_passed_over(self, t: Tensor) -> bool:
+        """Whether a tensor is too small to be worth any work; autograd then keeps it.
+
+        A small slice is not: autograd would keep alive all that it was cut from.
+        """
+        size = t.numel() * t.element_size()
+        if size >= self.pace.smallest or t._is_view():
+            return False
+        if t.grad_fn is not None:
+            self._small_bytes += size
+        return True
+
+    def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> None:
+        """Leave a tensor to autograd, and know of its storage that it stays alive."""
+        node.metadata.setdefault("encke", []).append((storage, storage.hold()))
+        self.records.keep(
+            Record(
+                site=site,
+                shape=tuple(t.shape),
+                plain=t.numel() * t.element_size(),
+                stored=t.numel() * t.element_size(),
+                how="exact",
+                codec="",
+                why="its bytes are not worth the time",
+            )
+        )
 
     def _site(self, op: str, role: str) -> Site:
         place = (self._where.now, op, role)
@@ -365,6 +449,19 @@ class _Give:
 
     def __call__(self, _t: Tensor) -> Handle:
         return self._handle
+
+
+def _passed_over(size: int) -> Record:
+    """What the small tensors of a pass come to, in one record."""
+    return Record(
+        site=Site("(small tensors)", "", ""),
+        shape=(),
+        plain=size,
+        stored=size,
+        how="exact",
+        codec="",
+        why="small",
+    )
 
 
 def unpack(handle: Handle) -> Tensor:
