@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 
@@ -12,6 +14,5 @@ def any_slowdown(monkeypatch: pytest.MonkeyPatch) -> None:
     What is left to autograd because of its cost follows from measured times, which no test may
     depend on. Tests of that very choice say `slowdown=`.
     """
-    import encke.control.attach as attaching
-
+    attaching = importlib.import_module("encke.control.attach")
     monkeypatch.setattr(attaching, "SLOWDOWN", None)
