@@ -14,9 +14,9 @@ import pytest
 
 from encke.bound import Lossless, RangeRelative
 from encke.cli import main
-from encke.cli.run import policy_named
 from encke.control import Comet, Fixed, GroupBits
 from encke.errors import BoundError, UnsupportedError
+from encke.integrations.following import policy_named
 
 TRAIN = """\
 import torch

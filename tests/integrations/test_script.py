@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 
 import encke
-from encke.cli.run import policy_named
+from encke.integrations.following import policy_named
 from encke.integrations.script import Discovery
 from encke.tape.compiled import partition
 
@@ -50,7 +50,7 @@ def hooks(module: nn.Module) -> int:
 
 
 def found(discovery: Discovery) -> list[tuple[str, int]]:
-    return [(one.module, one.steps) for one in discovery.attachments]
+    return [(one.module, one.calls) for one in discovery.attachments]
 
 
 def test_the_first_step_is_compressed_already() -> None:

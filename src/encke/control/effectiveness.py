@@ -34,20 +34,24 @@ def say_after_first_steps(hooks: ModelHooks) -> None:
 
     def after_step(count: int) -> None:
         if count == _STEPS:
-            _say(hooks)
+            say(hooks)
 
     def after_call(count: int) -> None:
         if count == _CALLS and not (hooks.steps and hooks.steps.count):
-            _say(hooks)
+            say(hooks)
 
     if hooks.steps is not None:
         hooks.steps.listeners.append(after_step)
     hooks.listeners.append(after_call)
 
 
-def _say(hooks: ModelHooks) -> None:
+def say(hooks: ModelHooks) -> None:
+    """Log a warning if the tape has little or no effect, unless one was logged before."""
+    if hooks.warned:
+        return
     none, little = no_effect(hooks), little_effect(hooks)
     if none or little:
+        hooks.warned = True
         _, plain = hooks.tape.last_forward
         level = logging.WARNING if none or plain >= _TOY else logging.INFO
         log.log(level, "%s: %s", type(hooks.model).__name__, none or little)

@@ -52,6 +52,8 @@ class ModelHooks:
         #: Calls of the root with gradients on, and who is told their number after each.
         self.root_calls = 0
         self.listeners: list[Callable[[int], None]] = []
+        #: Whether a warning has said that the tape has little or no effect.
+        self.warned = False
         #: What the optimizers of the model do, if somebody follows them.
         self.steps: OptimizerSteps | None = None
         #: Whether a part was called with gradients on outside of a call of the root.

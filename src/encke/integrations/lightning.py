@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from encke.control import attach
+from encke.control.attach import check_options
 from encke.integrations.absent import absent
-from encke.integrations.compiled import say_if_nothing_was_kept
+from encke.integrations.callback import attach_if_possible, say_at_end
 from encke.tape import Tape
 
 try:
@@ -36,6 +36,9 @@ class EnckeCallback(Callback):
 
     tolerance  as for `encke.attach`, and so are the `attach_options`
 
+    Options that `attach` does not take raise at once. A module that it cannot attach to is
+    trained as it is, and the logger `encke` says why.
+
     Works with the trainers of `lightning` and of `pytorch_lightning`. What the controller has
     learnt is part of the trainer's checkpoints (that of rank 0 is) and is taken up again by
     `fit(..., ckpt_path=...)`. Every batch logs `encke/stored_bytes` and `encke/plain_bytes`:
@@ -46,9 +49,12 @@ class EnckeCallback(Callback):
     inside the compiled graphs (docs/compile.md).
     """
 
-    def __init__(self, tolerance: float = 0.01, **attach_options: Any) -> None:
+    def __init__(self, tolerance: float | None = None, **attach_options: Any) -> None:
         super().__init__()
-        self._options = {"tolerance": tolerance, **attach_options}
+        if tolerance is not None:
+            attach_options["tolerance"] = tolerance
+        check_options(**attach_options)
+        self._options = attach_options
         self._loaded: dict[str, Any] | None = None
         #: In use, or of the last fit.
         self.tape: Tape | None = None
@@ -62,7 +68,9 @@ class EnckeCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.detach()
-        self.tape = attach(pl_module, trainer.optimizers, **self._options)
+        self.tape = attach_if_possible(pl_module, trainer.optimizers, self._options)
+        if self.tape is None:
+            return
         if self._loaded is not None:
             self.tape.load_state_dict(self._loaded)
             self._loaded = None
@@ -85,7 +93,7 @@ class EnckeCallback(Callback):
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if self.tape is not None:
             compiled = getattr(pl_module, "_compiler_ctx", None) is not None
-            say_if_nothing_was_kept(self.tape, pl_module, asked=compiled)
+            say_at_end(pl_module, compiled=compiled)
         self.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -23,6 +23,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,18 +33,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from encke.control import Adaptive, attach
+from encke.control.effectiveness import LITTLE, is_lossless, no_effect, reasons
 from encke.control.hooks import hooks_of
+from encke.control.optimizers import LosslessFor
 from encke.errors import UnsupportedError
+from encke.integrations.survival import in_words, survive_errors
 from encke.tape import Policy, Tape
 from encke.tape.graph import is_compiled, is_traced, under_transform
 from encke.tape.ledger import Ledger
+from encke.tape.records import Records
 
 #: Makes the policy for a model and the optimizers that train it.
 MakePolicy = Callable[[nn.Module, list[Optimizer]], Policy]
 
 
 class Attachment:
-    """A module that was found, and what its tape has kept so far.
+    """A module that was found, and what its tape has stored so far.
 
     Holds neither the module nor its tape, so that a script may drop its model.
     """
@@ -51,9 +56,16 @@ class Attachment:
     def __init__(self, module: nn.Module, optimizers: list[Optimizer], tape: Tape) -> None:
         self.module = type(module).__name__
         self.optimizers: list[str] = []
-        self.steps = 0
+        #: Calls of the module with gradients on, and steps of the optimizer that took most.
+        self.calls = self.steps = 0
+        #: What the tape holds in the last step, tensor by tensor.
+        self.records: Records = tape.records
+        #: Seconds spent inside Encke, as far as they are known.
+        self.seconds = 0.0
         self._ledger: Ledger = tape.ledger
         self._tape = weakref.ref(tape)
+        self._lossless = self._looked = False
+        self._no_effect = ""
         self.train_by(optimizers)
 
     @property
@@ -63,13 +75,44 @@ class Attachment:
 
     @property
     def stored_peak(self) -> int:
-        """The most bytes kept for backward at once."""
+        """The most bytes stored for backward at once."""
         return self._ledger.stored_peak
 
     @property
     def plain_peak(self) -> int:
-        """The most bytes that autograd alone would have kept at once."""
+        """The most bytes that autograd alone would have held at once."""
         return self._ledger.plain_peak
+
+    @property
+    def why(self) -> str:
+        """Why little or nothing was saved; "" if much was."""
+        self.look()
+        if self._no_effect:
+            return self._no_effect
+        if self.calls and not self.steps:
+            return "no optimizer that trains it took a step"
+        if self._lossless:
+            return "stored lossless, as its optimizer or the policy wants it"
+        if self.plain_peak >= LITTLE * max(1, self.stored_peak) or not self.plain_peak:
+            return ""
+        return reasons(self.records)
+
+    def stepped(self, count: int) -> None:
+        """The optimizers of the module have taken `count` steps."""
+        self.steps = count
+        if count & (count - 1) == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Note what only the tape and the module tell, while they are there."""
+        tape = self.tape
+        if tape is None or tape.model is None:
+            return
+        self.seconds = seconds_of(tape)
+        self._lossless = is_lossless(tape)
+        hooks = hooks_of(tape.model)
+        if hooks is not None:
+            self._no_effect = no_effect(hooks)
 
     def train_by(self, optimizers: list[Optimizer]) -> None:
         self.optimizers += [type(one).__name__ for one in optimizers]
@@ -82,8 +125,14 @@ class Attachment:
         )
 
     def detach(self) -> None:
+        self.look()
         if (tape := self.tape) is not None:
             tape.detach()
+
+
+def seconds_of(tape: Tape) -> float:
+    """Seconds that were spent inside a tape; 0 where nobody counts them."""
+    return float(getattr(tape, "seconds", 0.0))
 
 
 class Discovery:
@@ -93,6 +142,7 @@ class Discovery:
     ...     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ...     model(torch.randn(256, 64)).square().mean().backward()
+    ...     optimizer.step()
     >>> [a.module for a in found.attachments], found.attachments[0].steps
     (['Sequential'], 1)
     >>> found.attachments[0].stored_peak < found.attachments[0].plain_peak / 4
@@ -105,6 +155,8 @@ class Discovery:
         self._tolerance = tolerance
         self._make_policy = make_policy
         self.attachments: list[Attachment] = []
+        #: Called after each step of an optimizer that trains a module with a tape.
+        self.listeners: list[Callable[[], None]] = []
         #: Why modules that an optimizer trains were left as they are.
         self.refusals: list[str] = []
         self.optimizers_seen: list[str] = []
@@ -118,6 +170,7 @@ class Discovery:
             weakref.WeakKeyDictionary()
         )
         self._given = 0
+        self._disabled = False
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> Discovery:
@@ -132,6 +185,14 @@ class Discovery:
         for attachment in self.attachments:
             attachment.detach()
 
+    def take_over(self, before: Discovery) -> None:
+        """Watch in the place of `before`, which was entered when this process was forked."""
+        for attachment in before.attachments:
+            attachment.detach()
+        self._optimizers += before._optimizers
+        self._given += before._given
+        before._disabled = True
+
     # -- what torch tells ----------------------------------------------------------------
 
     def _notice(self, optimizer: Optimizer) -> None:
@@ -141,7 +202,15 @@ class Discovery:
             self.optimizers_seen.append(type(optimizer).__name__)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if is_traced() or under_transform() or not torch.is_grad_enabled():
+        if is_traced():
+            return  # by Dynamo, which does not look further
+        try:
+            self._look_at(module, sys._getframe(1))
+        except Exception as error:  # the script runs on as it would plainly
+            self._refuse(f"{type(module).__name__}: {in_words(error)}")
+
+    def _look_at(self, module: nn.Module, frame: FrameType) -> None:
+        if self._disabled or under_transform() or not torch.is_grad_enabled():
             return  # there a tape stands aside
         given, attachment = self._known.get(module, (-1, None))
         if given != self._given:
@@ -154,9 +223,9 @@ class Discovery:
                 # own will end it, but not begin it.
                 hooks = hooks_of(module)
                 if hooks is not None:
-                    hooks.begin_root(sys._getframe(1))
+                    hooks.begin_root(frame)
         if attachment is not None and self._roots.get(module) is attachment:
-            attachment.steps += 1
+            attachment.calls += 1
 
     # -- what follows --------------------------------------------------------------------
 
@@ -192,10 +261,12 @@ class Discovery:
 
     def _attach(self, module: nn.Module, optimizers: list[Optimizer]) -> Attachment | None:
         tape = self._new_tape(module, optimizers)
-        attachment = None
+        attachment: Attachment | None = None
         if tape is not None:
             attachment = Attachment(module, optimizers, tape)
             self.attachments.append(attachment)
+            survive_errors(tape, self._refuse_for(module))
+            self._follow_steps(tape, attachment)
         for part in module.modules():
             if part in self._roots and attachment is not None:
                 self._roots.pop(part).detach()
@@ -215,12 +286,16 @@ class Discovery:
         tape = attachment.tape
         if tape is None:
             return
+        policy = tape.policy.inner if isinstance(tape.policy, LosslessFor) else tape.policy
         if self._make_policy is not None:
-            policy = self._make_policy(module, optimizers)
-            policy.load_state_dict(tape.policy.state_dict())
-            tape.policy = policy
-        elif isinstance(tape.policy, Adaptive):
-            tape.policy.reference.optimizers = optimizers
+            new = self._make_policy(module, optimizers)
+            new.load_state_dict(policy.state_dict())
+            tape.policy = new
+        elif isinstance(policy, Adaptive):
+            policy.reference.optimizers = optimizers
+            hooks = hooks_of(module)
+            if hooks is not None and hooks.steps is not None:
+                hooks.steps.suit(*optimizers)
 
     def _new_tape(self, module: nn.Module, optimizers: list[Optimizer]) -> Tape | None:
         if self._make_policy is None:
@@ -231,7 +306,20 @@ class Discovery:
             return attach(module, optimizers, **make)
         except UnsupportedError as error:
             self._refuse(f"{type(module).__name__}: {error}")
-            return None
+        except Exception as error:
+            self._refuse(f"{type(module).__name__}: {in_words(error)}")
+        return None
+
+    def _follow_steps(self, tape: Tape, attachment: Attachment) -> None:
+        hooks = None if tape.model is None else hooks_of(tape.model)
+        if hooks is None or hooks.steps is None:
+            return
+        hooks.steps.listeners.append(attachment.stepped)
+        hooks.steps.listeners.append(lambda _count: [tell() for tell in self.listeners])
+
+    def _refuse_for(self, module: nn.Module) -> Callable[[str], None]:
+        name = type(module).__name__
+        return lambda reason: self._refuse(f"{name}: {reason}")
 
     def _refuse(self, reason: str) -> None:
         if reason not in self.refusals:

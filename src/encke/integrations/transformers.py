@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from encke.control import attach
+from encke.control.attach import check_options
 from encke.errors import UnsupportedError
 from encke.integrations.absent import absent
-from encke.integrations.compiled import say_if_nothing_was_kept
+from encke.integrations.callback import attach_if_possible, say_at_end
 from encke.tape import Tape
 
 try:
@@ -41,6 +41,9 @@ class EnckeCallback(TrainerCallback):
                on from a checkpoint in its `output_dir`, or from the one that its arguments
                name: `TrainingArguments(resume_from_checkpoint=...)`
 
+    Options that `attach` does not take raise at once. A model that it cannot attach to is
+    trained as it is, and the logger `encke` says why.
+
     Beside each checkpoint lies `encke_tape.pt` with what the controller has learnt (for rank
     n > 0 `encke_tape_n.pt`), and the trainer's logs gain `encke_stored_bytes` and
     `encke_plain_bytes`: the most bytes kept for backward since the last log, and the most
@@ -55,12 +58,15 @@ class EnckeCallback(TrainerCallback):
 
     def __init__(
         self,
-        tolerance: float = 0.01,
+        tolerance: float | None = None,
         *,
         resume: str | Path | None = None,
         **attach_options: Any,
     ) -> None:
-        self._options = {"tolerance": tolerance, **attach_options}
+        if tolerance is not None:
+            attach_options["tolerance"] = tolerance
+        check_options(**attach_options)
+        self._options = attach_options
         self._resume = None if resume is None else Path(resume)
         #: In use, or of the last training.
         self.tape: Tape | None = None
@@ -81,7 +87,9 @@ class EnckeCallback(TrainerCallback):
     ) -> None:
         self.detach()  # an earlier training that ended with an exception
         model: nn.Module = given["model"]
-        self.tape = attach(model, given["optimizer"], **self._options)
+        self.tape = attach_if_possible(model, given["optimizer"], self._options)
+        if self.tape is None:
+            return
         if state.global_step > 0 or self._resume is not None:
             self._restore(self.tape, args, state)
 
@@ -122,7 +130,7 @@ class EnckeCallback(TrainerCallback):
         **given: Any,
     ) -> None:
         if self.tape is not None:
-            say_if_nothing_was_kept(self.tape, given["model"], asked=args.torch_compile)
+            say_at_end(given["model"], compiled=args.torch_compile)
         self.detach()
 
     # -- going on ------------------------------------------------------------------------

@@ -307,6 +307,12 @@ class Tape(Keeping):
             self._seen([t for t in tensors_in(result) if t.grad_fn is not None])
         self.__exit__()
 
+    def stop_watching(self) -> None:
+        """See nothing more of the forward pass that runs; its end is noticed as always."""
+        self.waiting.forget()
+        if self._watch is not None:
+            self._watch.ignore()
+
     def _abandon(self) -> None:
         self._calls.clear()
         self._depth = 0

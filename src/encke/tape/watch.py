@@ -46,9 +46,13 @@ class Watch(TorchFunctionMode):
                 self._seen(tensors)
         return result
 
+    def ignore(self) -> None:
+        """Stay entered, and call nobody any more."""
+        self._seen, self._before = lambda _: None, lambda: None
+
     def abandon(self) -> None:
         """Stop seeing, also where another mode was entered since and this one must stay."""
-        self._seen, self._before = lambda _: None, lambda: None
+        self.ignore()
         if _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
             self.__exit__(None, None, None)
 
