@@ -82,8 +82,11 @@ def test_a_script_is_compressed_and_one_line_tells_it(tmp_path: Path) -> None:
     earlier, line = map(json.loads, (tmp_path / "kept.jsonl").read_text().splitlines())
     assert earlier == {}
     assert line["model"] == "Sequential"
-    assert line["steps"] == 5
+    assert line["steps"] == line["calls"] == 5
     assert 0 < line["peak_stored_bytes"] < line["peak_plain_bytes"] / 4
+    assert line["process_peak_bytes"] > line["peak_plain_bytes"]
+    assert line["why"] == ""
+    assert "process peak" in done.stderr
 
 
 @pytest.mark.slow
@@ -112,9 +115,10 @@ def test_a_script_sees_what_it_would_see_under_python(
     run = encke("run", script, *arguments, cwd=tmp_path)
     assert run.returncode == plain.returncode
     assert run.stdout == plain.stdout
-    told = "encke: nothing was compressed: the script made no torch.optim.Optimizer\n"
-    assert told in run.stderr
-    assert run.stderr.replace(told, "") == plain.stderr
+    (told,) = [line for line in run.stderr.splitlines() if line.startswith("encke: ")]
+    assert "the script made no torch.optim.Optimizer" in told
+    assert "encke.attach(model)" in told
+    assert run.stderr.replace(told + "\n", "") == plain.stderr
 
 
 @pytest.fixture
@@ -172,7 +176,7 @@ def test_a_model_that_cannot_be_found_is_said_in_one_line(
     )
     assert code == 0
     assert told.startswith("encke: nothing was compressed: no module that was called")
-    assert told.endswith("holds parameters of Adam\n")
+    assert "holds trained parameters of Adam" in told
     assert told.count("\n") == 1
     assert json.loads((tmp_path / "kept.jsonl").read_text())["model"] is None
 
@@ -191,6 +195,172 @@ def test_an_error_that_encke_itself_might_raise_is_the_scripts_if_the_script_rai
     code, told = here("import encke\nraise encke.UnsupportedError('of the script')\n")
     assert code == 1
     assert told.startswith("Traceback")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM there")
+def test_a_script_that_is_terminated_reports_and_ends_as_under_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        TRAIN + "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nprint('went on')\n"
+    )
+    done = encke("run", "train.py", cwd=tmp_path)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stdout == ""
+    assert done.stderr.startswith("encke: Sequential (SGD), 5 steps: at most ")
+
+
+def test_steps_are_those_of_the_optimizer(here: Callable[..., tuple[int, str]]) -> None:
+    accumulating = TRAIN.replace(
+        "    loss.backward()\n",
+        "    for _ in range(3): model(torch.randn(8, 64)).sum().backward()\n",
+    )
+    code, told = here(accumulating, "--log", "kept.jsonl")
+    assert code == 0
+    assert "(SGD), 5 steps" in told
+    assert json.loads(Path("kept.jsonl").read_text())["calls"] == 20
+
+
+def test_a_table_is_printed_if_wanted(here: Callable[..., tuple[int, str]]) -> None:
+    _, told = here(TRAIN, "--summary")
+    assert "Gelu.self" in told
+    assert "held after forward" in told
+
+
+def test_a_line_now_and_then(
+    here: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("encke.cli.run._PROGRESS", 0.0)
+    _, told = here(TRAIN, "--progress")
+    lines = told.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("encke: after ") for line in lines[:5])
+    assert "4 steps" in lines[3]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_trained_plainly(here: Callable[..., tuple[int, str]]) -> None:
+    code, told = here(
+        TRAIN.replace("optimizer =", "model = torch.jit.script(model)\noptimizer =")
+    )
+    assert code == 0
+    assert "nothing was compressed: RecursiveScriptModule: attach was given" in told
+    assert "TorchScript" in told
+
+
+def test_whatever_goes_wrong_in_attaching_the_script_runs_on(
+    here: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr("encke.integrations.script.attach", fail)
+    code, told = here(TRAIN)
+    assert code == 0
+    assert "nothing was compressed: Sequential: ZeroDivisionError: inside" in told
+
+
+@pytest.mark.parametrize("where", ["keep", "end_forward", "_begin_step", "report"])
+def test_whatever_goes_wrong_in_a_forward_pass_the_script_runs_on(
+    where: str, here: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from encke.tape import Tape
+
+    count = 0
+    original = getattr(Tape, where)
+
+    def fail(*args: object, **kwargs: object) -> object:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise ZeroDivisionError("inside")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(Tape, where, fail)
+    code, told = here(TRAIN + "print('weights', model[0].weight.isfinite().all().item())\n")
+    assert code == 0, told
+    assert "an error inside Encke ended the tape: ZeroDivisionError: inside" in told
+    from torch.overrides import _get_current_function_mode
+
+    assert _get_current_function_mode() is None
+
+
+def test_a_loss_in_a_method_is_compressed(here: Callable[..., tuple[int, str]]) -> None:
+    code, told = here(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))\n"
+        "    def loss(self, x): return self.net(x).square().mean()\n"
+        "model = Net()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    model.loss(torch.randn(256, 64)).backward()\n"
+        "    optimizer.step()\n"
+    )
+    assert code == 0
+    assert "Sequential (SGD), 3 steps" in told
+
+
+def test_lbfgs_is_lossless_and_the_line_says_so(here: Callable[..., tuple[int, str]]) -> None:
+    code, told = here(
+        "import torch\n"
+        "from torch import nn\n"
+        "model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))\n"
+        "x = torch.randn(256, 64)\n"
+        "optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn='strong_wolfe')\n"
+        "def closure():\n"
+        "    optimizer.zero_grad()\n"
+        "    loss = model(x).square().mean()\n"
+        "    loss.backward()\n"
+        "    return loss\n"
+        "for _ in range(2): optimizer.step(closure)\n"
+    )
+    assert code == 0
+    assert "Sequential (LBFGS), 2 steps" in told
+    assert "stored lossless" in told
+
+
+def test_a_model_that_is_called_but_not_trained_is_said(
+    here: Callable[..., tuple[int, str]],
+) -> None:
+    _, told = here(TRAIN.replace("    optimizer.step()\n", ""))
+    assert "no optimizer that trains it took a step" in told
+
+
+WORKERS = """\
+import sys
+import torch
+from torch import nn
+
+def train(rank):
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(train, nprocs=2, start_method=sys.argv[1])
+    for _ in torch.utils.data.DataLoader(torch.randn(8, 4), num_workers=1):
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_a_script_starts_are_compressed_too(method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WORKERS)
+    done = encke("run", "--log", "kept.jsonl", "train.py", method, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    workers = [line for line in lines if line["process"] != "MainProcess"]
+    assert len(workers) == 2  # the loader's process says nothing
+    for line in workers:
+        assert (line["model"], line["steps"]) == ("Sequential", 3)
+        assert 0 < line["peak_stored_bytes"] < line["peak_plain_bytes"] / 4
+    assert "2 processes that it started report by themselves" in done.stderr
+    assert "the script made no" not in done.stderr
 
 
 @pytest.mark.slow

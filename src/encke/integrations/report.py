@@ -88,7 +88,8 @@ class Reporter:
                 f"holds trained parameters of {names}"
             )
         if self._workers:
-            return f"the script's own process made no optimizer; {_workers_in_words(self._workers)}"
+            workers = _workers_in_words(self._workers)
+            return f"the script's own process made no optimizer; {workers}"
         return (
             "the script made no torch.optim.Optimizer; if it updates parameters itself, call "
             "encke.attach(model) in it"

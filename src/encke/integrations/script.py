@@ -315,7 +315,11 @@ class Discovery:
         if hooks is None or hooks.steps is None:
             return
         hooks.steps.listeners.append(attachment.stepped)
-        hooks.steps.listeners.append(lambda _count: [tell() for tell in self.listeners])
+        hooks.steps.listeners.append(self._tell_of_step)
+
+    def _tell_of_step(self, _count: int) -> None:
+        for listener in self.listeners:
+            listener()
 
     def _refuse_for(self, module: nn.Module) -> Callable[[str], None]:
         name = type(module).__name__
