@@ -236,3 +236,21 @@ def test_a_backend_that_keeps_nothing_through_the_tape_is_told(
         )
     assert "Regressor: it was compiled by a backend" in caplog.text
     torch.compiler.reset()
+
+
+def test_wrong_options_raise_at_once_and_a_module_without_hooks_is_trained_plainly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong in ({"tolerence": 0.1}, {"policy": "lossless"}, {"tolerance": "high"}):
+        with pytest.raises(encke.UnsupportedError):
+            EnckeCallback(**wrong)  # type: ignore[arg-type]
+
+    def fail(*_: object, **__: object) -> None:
+        raise encke.UnsupportedError("no hooks here")
+
+    monkeypatch.setattr("encke.integrations.callback.attach", fail)
+    callback, model = EnckeCallback(), regressor()
+    trainer(tmp_path, callback).fit(model, batches())
+    assert callback.tape is None
+    assert "Regressor is trained without Encke: no hooks here" in caplog.text
+    assert not torch.equal(flat(model), flat(regressor()))

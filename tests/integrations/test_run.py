@@ -186,7 +186,8 @@ def test_a_log_that_cannot_be_written_does_not_change_the_exit_code(
 ) -> None:
     code, told = here("raise SystemExit(3)\n", "--log", "missing/kept.jsonl")
     assert code == 3
-    assert "no log: missing/kept.jsonl: No such file or directory" in told
+    assert "no log: " in told
+    assert "missing/kept.jsonl: No such file or directory" in told
 
 
 def test_an_error_that_encke_itself_might_raise_is_the_scripts_if_the_script_raised_it(
@@ -209,10 +210,8 @@ def test_a_script_that_is_terminated_reports_and_ends_as_under_python(tmp_path: 
 
 
 def test_steps_are_those_of_the_optimizer(here: Callable[..., tuple[int, str]]) -> None:
-    accumulating = TRAIN.replace(
-        "    loss.backward()\n",
-        "    for _ in range(3): model(torch.randn(8, 64)).sum().backward()\n",
-    )
+    more = "    for _ in range(3): model(torch.randn(8, 64)).sum().backward()\n"
+    accumulating = TRAIN.replace("    loss.backward()\n", more)
     code, told = here(accumulating, "--log", "kept.jsonl")
     assert code == 0
     assert "(SGD), 5 steps" in told

@@ -268,3 +268,22 @@ def test_a_model_that_the_trainer_compiles_keeps_less_and_learns_the_same(
         trained(EnckeCallback(), torch_compile_backend="aot_eager")
     assert "Regression: it was compiled by a backend" in caplog.text
     torch.compiler.reset()
+
+
+def test_wrong_options_raise_at_once_and_a_model_without_hooks_is_trained_plainly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong in ({"tolerence": 0.1}, {"policy": "lossless"}, {"tolerance": "high"}):
+        with pytest.raises(encke.UnsupportedError):
+            EnckeCallback(**wrong)  # type: ignore[arg-type]
+
+    def fail(*_: object, **__: object) -> None:
+        raise encke.UnsupportedError("no hooks here")
+
+    monkeypatch.setattr("encke.integrations.callback.attach", fail)
+    callback = EnckeCallback()
+    trained = trainer(tmp_path, callback)
+    trained.train()
+    assert callback.tape is None
+    assert "GPT2LMHeadModel is trained without Encke: no hooks here" in caplog.text
+    assert trained.state.global_step == 4

@@ -72,22 +72,22 @@ def no_effect(hooks: ModelHooks) -> str:
         return ""
     if not any(p.requires_grad for p in model.parameters()):
         return "no parameter requires a gradient, so that backward needs nothing of the model"
+    if tape.step and (tape.last_forward[1] or len(tape.records)):
+        return ""
+    if hooks.was_compiled or any(map(is_compiled, model.modules())):
+        return (
+            "it was compiled by a backend that does not keep its tensors through a tape; use "
+            "torch.compile's default backend, inductor (docs/compile.md)"
+        )
     if not tape.step:
-        if hooks.was_compiled or any(map(is_compiled, model.modules())):
-            return (
-                "it was compiled by a backend that does not keep its tensors through a tape; "
-                "use torch.compile's default backend, inductor (docs/compile.md)"
-            )
         return (
             "neither it nor a part of it was called with gradients on; if the loss is computed "
             "without calling them, write `with tape:` around that"
         )
-    if not tape.last_forward[1] and not len(tape.records):
-        return (
-            "nothing that it saves for backward came to the tape; saved_tensors_hooks and "
-            "checkpointing take it before, and a tape does their work"
-        )
-    return ""
+    return (
+        "nothing that it saves for backward came to the tape; saved_tensors_hooks and "
+        "checkpointing take it before, and a tape does their work"
+    )
 
 
 def little_effect(hooks: ModelHooks) -> str:
