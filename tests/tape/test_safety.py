@@ -254,6 +254,8 @@ def test_a_source_of_another_shape_or_device_is_refused() -> None:
 def test_a_source_of_another_type_comes_back_as_what_was_saved() -> None:
     t = torch.zeros(4, 6, dtype=torch.bfloat16).t()
     value = torch.ones(6, 4, dtype=torch.float32)
-    handle = Handle(Wrong(value), Site("m", "Op", "self"), t, SavedStorage(Ledger(), t))
+    handle = Handle(
+        Wrong(value), Site("m", "Op", "self"), t, SavedStorage(Ledger(), t), BackwardPasses()
+    )
     found = handle.get()
     assert (found.dtype, found.shape, found.stride()) == (t.dtype, t.shape, t.stride())

@@ -32,7 +32,10 @@ log = logging.getLogger("encke")
 _CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
 _EARLY = 16  # steps in which the optimizer's state still forms: only the latest counts
-_WARM_UP = RmsRelative(0.05)
+_WARM_UP = 0.05  # of the root mean square: the bound of a tensor that was not observed yet
+#: Ops after which that bound becomes smaller, since errors of all before it multiply in
+#: backward: a recurrent network has thousands.
+_DEEP = 128
 _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
@@ -157,7 +160,7 @@ class Adaptive:
         if self._observing:
             self._scale(name, sight)
         return Treatment(
-            bound=_WARM_UP if bound is None else Absolute(bound),
+            bound=_warm_up(sight.order) if bound is None else Absolute(bound),
             observe=self._observing or bound is None,
             check=bound is not None and self.guard.checks(name),
             normalise=True,
@@ -225,7 +228,7 @@ class Adaptive:
             name: Demand(
                 values=self.values[name],
                 sensitivity=found * self.guard.caution(name),
-                largest=self._largest.get(name, math.inf),
+                largest=self._largest.get(name, math.inf) * _reach(found),
             )
             for name, found in self.sensitivity.items()
             if math.isfinite(found)
@@ -293,3 +296,13 @@ class Adaptive:
         self._gradients.load_state_dict(state["gradients"])
         self._boundaries.load_state_dict(state["boundaries"])
         self._effects = [Effect.of_state(one) for one in state.get("effects", [])]
+
+
+def _reach(sensitivity: float) -> float:
+    """Of the largest bound: what a tensor may get. Where no effect was seen, none was proved."""
+    return 1.0 if sensitivity > 0 else _WARM_UP / _LARGEST
+
+
+def _warm_up(order: int) -> RmsRelative:
+    """The bound of a tensor whose effect is not known yet, by its place in the forward pass."""
+    return RmsRelative(_WARM_UP * min(1.0, _DEEP / max(order, 1)))

@@ -47,7 +47,7 @@ def say_after_first_steps(hooks: ModelHooks) -> None:
 
 def say(hooks: ModelHooks) -> None:
     """Log a warning if the tape has little or no effect, unless one was logged before."""
-    if hooks.warned:
+    if hooks.warned or hooks.tape.aside:  # then the tape has said so
         return
     none, little = no_effect(hooks), little_effect(hooks)
     if none or little:
@@ -70,6 +70,8 @@ def no_effect(hooks: ModelHooks) -> str:
     model, tape = hooks.model, hooks.tape
     if model is None:
         return ""
+    if tape.aside:
+        return tape.aside
     if not any(p.requires_grad for p in model.parameters()):
         return "no parameter requires a gradient, so that backward needs nothing of the model"
     if tape.step and (tape.last_forward[1] or len(tape.records)):

@@ -13,6 +13,8 @@ def square(t: Tensor | None) -> float:
     (16.0, 0.0)
     >>> square(torch.tensor([3 + 4j]))
     25.0
+    >>> square(torch.full((4,), 1e-30)) > 0
+    True
     """
     if t is None:
         return 0.0
@@ -23,4 +25,10 @@ def square(t: Tensor | None) -> float:
         flat = torch.view_as_real(flat.resolve_conj())
     # A norm in single precision of double values is refused, and would overflow sooner.
     wide = torch.float64 if flat.dtype == torch.float64 else torch.float32
-    return float(torch.linalg.vector_norm(flat, dtype=wide).double() ** 2)
+    norm = float(torch.linalg.vector_norm(flat, dtype=wide))
+    if norm == 0.0 and flat.numel():
+        # Squares of gradients that have nearly vanished are less than the smallest number.
+        largest = float(flat.abs().max())
+        if largest > 0.0:
+            norm = largest * float(torch.linalg.vector_norm(flat / largest, dtype=wide))
+    return norm**2

@@ -403,7 +403,7 @@ class Tape(Keeping):
         size = t.numel() * t.element_size()
         if size >= self.pace.smallest or t._is_view():
             return False
-        if t.grad_fn is not None:
+        if not isinstance(t, nn.Parameter) and id(t) not in self._state:
             self._small_bytes += size
         return True
 
