@@ -52,12 +52,16 @@ def note_number(function: Any, arguments: Any, result: Any) -> None:
 def _operand(d: Deriver, node: Any, edge: int, role: str) -> Source | None:
     """The values of an operand: saved by the op itself, or computed like any other tensor."""
     raw = raw_saved(node, role) if role else None
-    if raw is None:
-        return d.input_of(node, edge)
-    if has_hooks(raw):
+    if raw is not None and has_hooks(raw):
         return d.kept(node, role)
-    t = saved_tensor(node, role)  # a parameter or a buffer, which the tape leaves alone
-    return None if t is None else Unstored(t, f"{role} of {op_name(node)}")
+    try:
+        t = None if raw is None else saved_tensor(node, role)
+    except RuntimeError:
+        return None  # changed in place since: autograd will say so in backward
+    if t is None:
+        return d.input_of(node, edge)
+    # A parameter or a buffer, which the tape leaves alone.
+    return Unstored(t, f"{role} of {op_name(node)}")
 
 
 def _combined(
