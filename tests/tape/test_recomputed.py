@@ -240,3 +240,12 @@ def test_measuring_an_error_does_not_run_a_checkpoint_twice() -> None:
     observed, _ = gradients(model, x, encke.Adaptive(0.01))
     for a, b in zip(plain, observed, strict=True):
         assert (a - b).norm() < 0.2 * a.norm()
+
+
+def test_a_small_slice_that_two_ops_save_is_copied_once() -> None:
+    tape = Tape(LOSSY)
+    with tape:
+        one, other, *_ = (activation(7, 512) + 0).unsafe_chunk(4, 1)
+        y = one.sigmoid_() * other.tanh_()
+    assert tape.stored_bytes == 2 * 7 * 128 * 4
+    y.sum().backward()

@@ -1,4 +1,4 @@
-"""Softmaxes written by hand: no row's gradient is spoilt, however small its exponentials are."""
+"""Softmaxes written by hand: no row's gradient is spoilt, however small its values."""
 
 from __future__ import annotations
 

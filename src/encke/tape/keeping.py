@@ -364,12 +364,17 @@ class Keeping:
         size = t.numel() * t.element_size()
         if size < SMALL <= storage.nbytes and not storage.is_held():
             # A small slice must not keep alive all that it was cut from.
+            geometry = Geometry.of(t)
+            known = store.find_exact(storage, geometry)
+            if known is not None:
+                self.records.share(site, known.site, t, "shared")
+                return Whole(known)
             t, held = t.clone(), Held(self.ledger, size)
             slot = Slot.exact(site, t, held, recent=self.recent, why=why)
+            store.remember(storage, geometry, slot)
             return self._noted(Whole(slot), site, t, slot.nbytes, why, slot)
         slot = Slot.exact(site, t, storage.hold(), recent=self.recent, why=why)
-        if not t.is_neg() and not t.is_conj():
-            store.remember(storage, Geometry.of(t), slot)
+        store.remember(storage, Geometry.of(t), slot)
         source = Whole(slot)
         remember_output(t, source)
         return self._noted(source, site, t, slot.nbytes, why, slot)

@@ -54,6 +54,8 @@ class Geometry:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dense: bool
+    #: Whether the values are the conjugates or negatives of what lies in memory.
+    turned: bool
 
     @classmethod
     def of(cls, t: Tensor) -> Geometry:
@@ -70,6 +72,7 @@ class Geometry:
             tuple(t.shape),
             tuple(t.stride()),
             dense,
+            t.is_neg() or t.is_conj(),
         )
 
     def _end(self) -> int:
@@ -83,6 +86,7 @@ class Geometry:
             self.dense
             and self.version == other.version
             and self.dtype == other.dtype
+            and self.turned == other.turned
             and self.offset <= other.offset
             and other._end() <= self._end()
         )
@@ -103,6 +107,15 @@ def find_values(storage: SavedStorage, geometry: Geometry) -> Source | None:
             return Whole(slot)
         if known.covers(geometry):
             return Window(slot, geometry.size, geometry.stride, geometry.offset - known.offset)
+    return None
+
+
+def find_exact(storage: SavedStorage, geometry: Geometry) -> Slot | None:
+    """The slot that holds the very same tensor as it is."""
+    for known, reference in storage.kept:
+        slot = reference()
+        if known == geometry and isinstance(slot, Slot) and slot.kind == "exact":
+            return slot
     return None
 
 
