@@ -6,6 +6,7 @@ If one of these fails after an upgrade of torch, look at `encke.tape.graph`, `ha
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -221,3 +222,34 @@ def test_a_function_mode_sees_operators_methods_and_functions() -> None:
 def test_negative_dimensions_are_stored_as_unsigned_numbers() -> None:
     y = leaf(2, 3, 4).exp().transpose(-1, -2)
     assert y.grad_fn._saved_dim0 in (-1, (1 << 64) - 1)
+
+
+def test_a_note_on_a_node_lives_as_long_as_the_node() -> None:
+    y = leaf(4).tanh()
+    y.grad_fn.metadata["note"] = 7
+    gc.collect()
+    assert y.grad_fn.metadata["note"] == 7
+    assert (y * 1).grad_fn.next_functions[0][0].metadata["note"] == 7
+
+
+def test_a_node_knows_the_shape_and_dtype_of_its_output() -> None:
+    y = leaf(4, 3).double()
+    about = y.grad_fn._input_metadata[0]
+    assert (tuple(about.shape), about.dtype) == ((4, 3), torch.float64)
+
+
+def test_autograd_does_not_know_the_number_that_is_added_to_a_tensor() -> None:
+    y = leaf(4) + 3
+    assert {n for n in dir(y.grad_fn) if n.startswith("_saved_")} == {"_saved_alpha"}
+
+
+def test_an_lstm_layer_run_again_gives_the_same_workspace_only_where_gradients_are_on() -> None:
+    layer = torch.nn.LSTM(8, 16)
+    node = layer(torch.randn(5, 3, 8))[0].grad_fn
+    tensors = ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_")
+    options = [node._saved_reverse, [], node._saved_mode, 16, 1, True, False, False, True]
+    inputs = [getattr(node, f"_saved_{name}").detach() for name in tensors]
+    again = torch.mkldnn_rnn_layer(*inputs, *options)
+    assert torch.equal(again[3], node._saved_result3)
+    with torch.no_grad():
+        assert torch.mkldnn_rnn_layer(*inputs, *options)[3] is None
