@@ -1,8 +1,9 @@
 """Running an op again in backward, in place of storing what it gave.
 
-oneDNN's LSTM layer saves a workspace of some sixteen floats for each value of its output. It
-follows from the layer's inputs and weights, so the layer is run again, once for all that
-backward asks for.
+oneDNN's LSTM layer saves a workspace of some sixteen floats for each value of its output. Its
+layout is known to oneDNN alone, and parts of it are never written, so it cannot be packed
+within a bound. It follows from the layer's inputs and weights: the layer is run again, once
+for all that backward asks for.
 """
 
 from __future__ import annotations
