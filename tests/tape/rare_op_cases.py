@@ -7,12 +7,14 @@ import math
 import torch
 import torch.nn.functional as F
 from op_cases import (
+    CASES,
     ELSEWHERE,
     IMAGE,
     MATRIX,
     ROWS,
     SEQUENCE,
     VOLUME,
+    Case,
     _index,
     case,
 )
@@ -422,3 +424,25 @@ ELSEWHERE |= {
     "FusedMovingAvgObsFqHelper": "a quantiser with an observer's state",
     "CheckpointFunction": "not for torch.autograd.grad: see test_recomputed.py",
 }
+
+_OTHER_DTYPES = (
+    "SafeSoftmax-attention_with_dropout",
+    "Pow-gelu_written_out",
+    "Mul-rms_norm_written_out",
+    "Mul-gated_unit",
+    "Mul-number_less",
+    "NativeGroupNorm-silu_conv",
+    "Clamp-strange",
+    "Softshrink-strange",
+)
+CASES += [
+    Case(**{**c.__dict__, "name": f"{c.name}-{str(dtype).split('.')[1]}", "dtype": dtype})
+    for dtype in (torch.float64, torch.float16, torch.bfloat16)
+    for c in list(CASES)
+    if str(c) in _OTHER_DTYPES
+]
+CASES += [
+    Case(**{**c.__dict__, "name": f"{c.name}-float64", "dtype": torch.float64})
+    for c in list(CASES)
+    if str(c) in ("FftR2C-there_and_back", "Mul-complex_values", "Mul-conjugate")
+]
