@@ -17,7 +17,7 @@ SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -na
 CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
                  2>/dev/null)
 
-.PHONY: help setup demo test quick browser-test lint docs bench gpu-check exhaustive fuzz dev clean
+.PHONY: help setup demo test quick browser-test lint docs bench programs gpu-check exhaustive fuzz dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ docs: $(VENV)/.encke-docs-installed ## the documentation as pages in site/; a wa
 bench: $(VENV)/.encke-bench-installed ## measure the codecs; writes benchmarks/results/codecs.csv
 	$(BIN)/python benchmarks/codecs.py
 
+programs: $(VENV)/.encke-programs-installed ## training programs of many kinds, plainly and with `encke run`
+	$(BIN)/python benchmarks/programs/run.py
+
 gpu-check: setup ## compile the GPU kernels for real targets; writes benchmarks/results/gpu_kernels.csv
 	$(BIN)/python benchmarks/gpu_kernels.py
 
@@ -80,7 +83,7 @@ dev: $(BIN)/python ## build the native module into src/, for work with PYTHONPAT
 
 clean: ## remove what was built; the virtual environment stays
 	rm -rf build dist site _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis results/demo
-	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed $(VENV)/.encke-docs-installed
+	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed $(VENV)/.encke-docs-installed $(VENV)/.encke-programs-installed
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -100,4 +103,8 @@ $(VENV)/.encke-bench-installed: $(VENV)/.encke-installed
 
 $(VENV)/.encke-docs-installed: $(VENV)/.encke-installed
 	$(PIP) '.[docs]'
+	@touch $@
+
+$(VENV)/.encke-programs-installed: $(VENV)/.encke-installed
+	$(PIP) '.[programs]'
 	@touch $@
