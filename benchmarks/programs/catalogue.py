@@ -51,6 +51,7 @@ PROGRAMS: dict[str, Program] = {
     **_one("diffusion", "diffusers", "sklearn"),
     **_several("graph_networks", "geometric_", "gcn gat sage gin", "torch_geometric"),
     **_one("gat_by_hand"),
+    **_one("flow"),
     **_one("fno"),
     **_one("pinn"),
     **_several("reinforcement", "", "reinforce actor_critic"),

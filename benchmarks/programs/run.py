@@ -90,7 +90,7 @@ def _wait(process: subprocess.Popen[str]) -> tuple[int, Any]:
 
 
 def _last_json(text: str) -> dict[str, Any]:
-    found = re.findall(r"^\{.*\}$", text, re.MULTILINE)
+    found = re.findall(r'^\{"loss".*\}$', text, re.MULTILINE)
     return json.loads(found[-1]) if found else {}
 
 

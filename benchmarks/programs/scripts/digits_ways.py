@@ -1,6 +1,6 @@
 """A convolutional classifier of digits in loops that are put together in other ways.
 
-    loss_method     the loss is computed in a method of the model, `model.loss(x, y)`
+    loss_method     `model.loss(x, y)`, a method that calls functions and no module
     frozen          the backbone is frozen, only the head is trained
     scripted        torch.jit.script of the model is trained
     workers         a DataLoader with worker processes
@@ -49,10 +49,17 @@ class Classifier(nn.Module):
 
     @torch.jit.ignore
     def loss(self, x, y):
-        h = F.relu(self.backbone.norm1(F.conv2d(x, self.backbone.conv1.weight, padding=1)))
-        h = F.conv2d(F.max_pool2d(h, 2), self.backbone.conv2.weight, padding=1)
-        h = F.max_pool2d(F.relu(self.backbone.norm2(h)), 2).flatten(1)
-        return F.cross_entropy(self.head(h), y)
+        """The same network, by functions alone: no module is called."""
+        for conv, norm in (
+            (self.backbone.conv1, self.backbone.norm1),
+            (self.backbone.conv2, self.backbone.norm2),
+        ):
+            x = F.conv2d(x, conv.weight, conv.bias, padding=1)
+            x = F.batch_norm(x, None, None, norm.weight, norm.bias, training=True)
+            x = F.max_pool2d(F.relu(x), 2)
+        first, _, last = self.head
+        hidden = F.relu(F.linear(x.flatten(1), first.weight, first.bias))
+        return F.cross_entropy(F.linear(hidden, last.weight, last.bias), y)
 
 
 def loss_function(name, model):

@@ -12,13 +12,13 @@ class GraphAttention(nn.Module):
         super().__init__()
         self.heads, self.width = heads, outside // heads
         self.project = nn.Linear(inside, outside, bias=False)
-        self.to = nn.Parameter(torch.randn(heads, self.width) / self.width**0.5)
-        self.out_of = nn.Parameter(torch.randn(heads, self.width) / self.width**0.5)
+        self.a_target = nn.Parameter(torch.randn(heads, self.width) / self.width**0.5)
+        self.a_source = nn.Parameter(torch.randn(heads, self.width) / self.width**0.5)
 
     def forward(self, x, edges):
         source, target = edges
         h = self.project(x).view(-1, self.heads, self.width)
-        score = (h * self.out_of).sum(-1)[source] + (h * self.to).sum(-1)[target]
+        score = (h * self.a_source).sum(-1)[source] + (h * self.a_target).sum(-1)[target]
         score = F.leaky_relu(score, 0.2)
         weight = (score - score.max()).exp()  # softmax over the edges of each target
         total = torch.zeros(len(x), self.heads).index_add_(0, target, weight)

@@ -96,8 +96,9 @@ def step_in_backward(model):
 
 def main():
     args = arguments(steps=32, names=WAYS)
-    model = GPT(args.name)
-    data = batches(4 if args.name == "accumulation" else 8)
+    autocast = args.name in ("autocast", "grad_scaler")
+    model = GPT(args.name, layers=1 if args.name == "compiled" else 3)
+    data = batches(2 if autocast or args.name == "accumulation" else 8)
     micro = 4 if args.name == "accumulation" else 1
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     optimizer = None
@@ -107,7 +108,6 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     average = copy.deepcopy(model) if args.name == "ema" else None
     trained = torch.compile(model) if args.name == "compiled" else model
-    autocast = args.name in ("autocast", "grad_scaler")
     log = Log()
     for _ in range(args.steps):
         total = 0.0

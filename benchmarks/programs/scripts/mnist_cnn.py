@@ -27,8 +27,8 @@ class Net(nn.Module):
 
 
 def main():
-    args = arguments(steps=56)
-    loader = DataLoader(TensorDataset(*digits(28)), batch_size=64, shuffle=True)
+    args = arguments(steps=40)
+    loader = DataLoader(TensorDataset(*digits(28)), batch_size=48, shuffle=True)
     model = Net()
     optimizer = optim.Adadelta(model.parameters(), lr=1.0)
     scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)

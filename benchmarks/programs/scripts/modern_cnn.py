@@ -79,14 +79,14 @@ MODELS = {
 
 
 def main():
-    args = arguments(steps=40, names=tuple(MODELS))
+    args = arguments(steps=32, names=tuple(MODELS))
     images, labels = pictures(512, 64)
     model = MODELS[args.name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     log = Log()
     for step in range(args.steps):
-        x, y = batch(step, 32, images, labels)
+        x, y = batch(step, 24, images, labels)
         loss = criterion(model(x), y)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

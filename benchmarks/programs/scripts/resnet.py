@@ -47,8 +47,8 @@ class ResNet(nn.Module):
 
 
 def main():
-    args = arguments(steps=40)
-    images, labels = pictures(1024, 32)
+    args = arguments(steps=32)
+    images, labels = pictures(512, 32)
     model = ResNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(args.steps, 1))
@@ -56,7 +56,7 @@ def main():
     log = Log()
     model.train()
     for step in range(args.steps):
-        x, y = batch(step, 64, images, labels)
+        x, y = batch(step, 32, images, labels)
         optimizer.zero_grad()
         loss = criterion(model(x), y)
         loss.backward()

@@ -35,13 +35,13 @@ class SimCLR(nn.Module):
 
 
 def main():
-    args = arguments(steps=40)
+    args = arguments(steps=32)
     images, _ = pictures(512, 32)
     model = SimCLR()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-6)
     log = Log()
     for step in range(args.steps):
-        (x,) = batch(step, 48, images)
+        (x,) = batch(step, 32, images)
         loss = nt_xent(model(view(x)), model(view(x)))
         optimizer.zero_grad()
         loss.backward()

@@ -36,7 +36,7 @@ def main():
     optimizer = optim.Adam(model.parameters(), lr=1e-3)
     log = Log()
     for step in range(args.steps):
-        x, y = batch(step, 24, coarse, fine)
+        x, y = batch(step, 16, coarse, fine)
         optimizer.zero_grad()
         loss = criterion(model(x), y)
         loss.backward()

@@ -103,7 +103,7 @@ MODELS = {
         words,
         8,
     ),
-    "t5": ("T5ForConditionalGeneration", "T5Config", T5, translated, 12),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5, translated, 6),
     "vit": (
         "ViTForImageClassification",
         "ViTConfig",
@@ -111,7 +111,7 @@ MODELS = {
         classified,
         16,
     ),
-    "mamba": ("MambaForCausalLM", "MambaConfig", {**MAMBA, "time_step_rank": 4}, words, 4),
+    "mamba": ("MambaForCausalLM", "MambaConfig", {**MAMBA, "time_step_rank": 4}, words, 2),
     "mamba2": ("Mamba2ForCausalLM", "Mamba2Config", MAMBA2, words, 4),
     "clip": ("CLIPModel", "CLIPConfig", CLIP, captioned, 16),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER, spoken, 8),
