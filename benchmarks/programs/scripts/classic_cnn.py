@@ -33,7 +33,7 @@ def vgg():
 
 def main():
     args = arguments(steps=32, names=("alexnet", "vgg"))
-    size, count = {"alexnet": (96, 24), "vgg": (64, 24)}[args.name]
+    size, count = {"alexnet": (96, 12), "vgg": (64, 24)}[args.name]
     images, labels = pictures(512, size)
     model = {"alexnet": alexnet, "vgg": vgg}[args.name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import time
 
@@ -29,6 +30,7 @@ class Log:
 
     def __init__(self) -> None:
         self.losses: list[float] = []
+        self._baseline_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._times = [time.perf_counter()]
 
     def step(self, loss: float) -> None:
@@ -37,7 +39,7 @@ class Log:
         self._times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Print the mean loss of the last steps, and the time of the loop."""
+        """Print the loss of the last steps, the time of the loop, the peak before it."""
         steps = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
         last = self.losses[-LAST_STEPS:]
         result = {
@@ -45,5 +47,6 @@ class Log:
             "steps": len(self.losses),
             "seconds": sum(steps),
             "step_seconds": statistics.median(steps) if steps else None,
+            "baseline_mb": self._baseline_kb / 1024,
         }
         print(json.dumps(result), flush=True)
