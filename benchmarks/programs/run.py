@@ -120,9 +120,7 @@ def measure(name: str, seeds: list[int]) -> dict[str, object]:
     peaks = [statistics.median(run.peak_mb for run in runs) for runs in (plain, encke)]
     loops = [_median(runs, "seconds") for runs in (plain, encke)]
     steps = [_median(runs, "step_seconds") for runs in (plain, encke)]
-    losses = [
-        [run.printed.get("loss") or float("nan") for run in runs] for runs in (plain, encke)
-    ]
+    losses = [[_number(run, "loss") for run in runs] for runs in (plain, encke)]
     facts = {
         "exits": [run.exit for run in encke],
         "plain_exits": [run.exit for run in plain],
@@ -164,7 +162,13 @@ def measure(name: str, seeds: list[int]) -> dict[str, object]:
 
 
 def _median(runs: list[Run], measure: str) -> float:
-    return statistics.median(run.printed.get(measure) or float("nan") for run in runs)
+    return statistics.median(_number(run, measure) for run in runs)
+
+
+def _number(run: Run, measure: str) -> float:
+    """A number that the program printed; NaN where it printed none."""
+    value = run.printed.get(measure)
+    return float("nan") if value is None else float(value)
 
 
 def main() -> int:

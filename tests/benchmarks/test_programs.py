@@ -45,7 +45,7 @@ def judged(**changes: object) -> str:
         "losses": [1.05, 1.2],
         "said": "encke: Net (SGD), 40 steps",
         "stored_ratio": 8.0,
-        "time_ratio": 1.1,
+        "time_ratio": 1.02,
         "peak_ratio": 0.9,
     }
     return verdict(**(facts | changes))  # type: ignore[arg-type]
@@ -64,8 +64,8 @@ def judged(**changes: object) -> str:
         ({"stored_ratio": 1.1}, "silent"),
         ({"stored_ratio": None, "said": "encke: nothing was compressed: x"}, "stepped aside"),
         (
-            {"stored_ratio": None, "said": "nothing was compressed", "peak_ratio": 1.1},
-            "stepped aside, peak above 1.03",
+            {"stored_ratio": 1.1, "time_ratio": 1.1, "peak_ratio": 1.1},
+            "silent, slower than 1.05, peak above 1.03",
         ),
     ],
 )
