@@ -267,3 +267,18 @@ def test_hooks_are_found_by_the_model() -> None:
     assert hooks is not None
     assert hooks.tape is tape
     assert hooks.model is model
+
+
+@pytest.mark.slow
+def test_a_compiled_function_may_call_the_parts_and_then_the_model() -> None:
+    model = LossInMethod()
+    tape = encke.attach(model)
+
+    @torch.compile
+    def loss(x: Tensor) -> Tensor:
+        return model.first(x).square().mean() + model(x).square().mean()
+
+    for _ in range(2):
+        loss(torch.randn(256, 64)).backward()
+    assert tape.step == 2
+    tape.detach()

@@ -56,8 +56,9 @@ class ModelHooks:
         self.warned = False
         #: What the optimizers of the model do, if somebody follows them.
         self.steps: OptimizerSteps | None = None
-        #: Whether a part was called with gradients on outside of a call of the root.
-        self.parts_called = False
+        #: Whether the hooks of parts must stay: a part was called with gradients on outside of
+        #: a call of the root, or compiled code refers to them.
+        self.parts_needed = False
         #: Whether torch.compile has traced a model with a tape since this one got its own.
         self.was_compiled = False
         hooks = [
@@ -99,14 +100,18 @@ class ModelHooks:
         self._parts.clear()
         self._calls.clear()
 
+    def release_parts(self) -> None:
+        """The model itself is called: its parts need no hooks, unless they have proved to."""
+        if self._parts and not self.parts_needed:
+            self.leave_parts_alone()
+
     # -- what the hooks say --------------------------------------------------------------
 
     def begin_root(self, frame: FrameType) -> None:
         """The model itself is called; its hooks run in `frame`."""
         if torch.is_grad_enabled():
             self.root_calls += 1
-            if self._parts and not self.parts_called:
-                self.leave_parts_alone()
+            self.release_parts()
         self.tape.begin_call(frame)
 
     def end_root(self, result: Any) -> None:
@@ -122,12 +127,12 @@ class ModelHooks:
         outermost = not any(call.entered for call in self._calls)
         entered = outermost and torch.is_grad_enabled()
         if entered and self.tape.is_entered:
-            if not self.root_calls and not self.parts_called:
+            if not self.root_calls and not self.parts_needed:
                 self.leave_parts_alone()  # `with tape:` is how this one is entered
                 return
             entered = False
         if entered:
-            self.parts_called = True
+            self.parts_needed = True
             self.tape.begin_call(frame, part=part)
         self._calls.append(_PartCall(part, frame, entered))
 
@@ -156,7 +161,7 @@ class _EnterRoot(_Hook):
             announce_if_loaded()
             self.hooks.begin_root(sys._getframe(1))
         elif torch.compiler.is_compiling() and not is_exported():
-            _announce()
+            _announce_root()
 
 
 class _LeaveRoot(_Hook):
@@ -171,7 +176,7 @@ class _EnterPart(_Hook):
             announce_if_loaded()
             self.hooks.begin_part(module, sys._getframe(1))
         elif torch.compiler.is_compiling() and not is_exported():
-            _announce()
+            _announce_part()
 
 
 class _LeavePart(_Hook):
@@ -181,15 +186,22 @@ class _LeavePart(_Hook):
 
 
 @at_trace_time
-def _announce() -> bool:
-    """Called while Dynamo traces a model with a tape; before it comes to the parts.
+def _announce_root() -> bool:
+    """Called while Dynamo traces a model with a tape, before it comes to the parts.
 
     Compiled graphs find their tape by their parameters, so parts need no hooks there.
     """
     for hooks in attached:
         hooks.was_compiled = True
-        if not hooks.parts_called:
-            hooks.leave_parts_alone()
+        hooks.release_parts()
+    return announce()
+
+
+@at_trace_time
+def _announce_part() -> bool:
+    """Called while Dynamo traces a part of a model: compiled code refers to its hooks now."""
+    for hooks in attached:
+        hooks.was_compiled = hooks.parts_needed = True
     return announce()
 
 
