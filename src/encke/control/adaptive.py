@@ -299,7 +299,7 @@ class Adaptive:
 
 
 def _reach(sensitivity: float) -> float:
-    """Of the largest bound: what a tensor may get. Where no effect was seen, none was proved."""
+    """Of the largest bound: what a tensor may get. No effect seen is no proof of none."""
     return 1.0 if sensitivity > 0 else _WARM_UP / _LARGEST
 
 

@@ -398,12 +398,15 @@ class Tape(Keeping):
     def _is_passed_over(self, t: Tensor) -> bool:
         """Whether a tensor is too small to be worth any work; autograd then keeps it.
 
-        A small slice is not: autograd would keep alive all that it was cut from.
+        A small slice of a large one is not: autograd would keep alive all of that.
         """
+        smallest = self.pace.smallest
         size = t.numel() * t.element_size()
-        if size >= self.pace.smallest or t._is_view():
+        if size >= smallest or type(t) is not Tensor:
+            return isinstance(t, nn.Parameter)
+        if t.untyped_storage().nbytes() >= smallest:
             return False
-        if not isinstance(t, nn.Parameter) and id(t) not in self._state:
+        if id(t) not in self._state:
             self._small_bytes += size
         return True
 
