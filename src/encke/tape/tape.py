@@ -406,7 +406,7 @@ class Tape(Keeping):
             return isinstance(t, nn.Parameter)
         if t.untyped_storage().nbytes() >= smallest:
             return False
-        if id(t) not in self._state:
+        if id(t) not in self._state and not isinstance(t._base, nn.Parameter):
             self._small_bytes += size
         return True
 
