@@ -213,8 +213,9 @@ def test_detach_leaves_no_trace() -> None:
     tape.detach()
     assert copyreg.dispatch_table == table
     assert torch.jit._recursive.create_script_module is script
-    assert dict(optimizer._global_optimizer_pre_hooks) == steps[0]
-    assert dict(optimizer._global_optimizer_post_hooks) == steps[1]
+    # Those of other tests' models may have gone meanwhile.
+    assert optimizer._global_optimizer_pre_hooks.keys() <= steps[0].keys()
+    assert optimizer._global_optimizer_post_hooks.keys() <= steps[1].keys()
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks

@@ -73,7 +73,7 @@ def encke(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_script_is_compressed_and_one_line_tells_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "kept.jsonl").write_text("{}\n")
-    options = ["--tolerance", "0.02", "--log", "kept.jsonl"]
+    options = ["--tolerance", "0.02", "--slowdown", "inf", "--log", "kept.jsonl"]
     done = encke("run", *options, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""

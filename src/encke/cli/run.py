@@ -34,8 +34,8 @@ def add_to(commands: Any) -> None:
         help="run a training script with compressed activations",
         description=_DESCRIPTION,
         allow_abbrev=False,  # what follows the script is for the script
-        usage="encke run [-h] [--tolerance T] [--policy P] [--log FILE] [--summary] "
-        "[--progress] script [args ...]",
+        usage="encke run [-h] [--tolerance T] [--policy P] [--slowdown S] [--log FILE] "
+        "[--summary] [--progress] script [args ...]",
     )
     command.add_argument(
         "--tolerance",
@@ -45,6 +45,14 @@ def add_to(commands: Any) -> None:
         "scale (default 0.01); for the policy adaptive",
     )
     command.add_argument("--policy", default="adaptive", metavar="P", help=_POLICY_HELP)
+    command.add_argument(
+        "--slowdown",
+        type=float,
+        metavar="S",
+        help="time that Encke may take, as a share of a step without it (default 0.3, with "
+        "another policy any; inf for any): what saves the fewest bytes for its time is left "
+        "as it is",
+    )
     command.add_argument(
         "--log",
         type=Path,
@@ -77,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = RunOptions(
         tolerance=arguments.tolerance,
         policy=arguments.policy,
+        slowdown=arguments.slowdown,
         report={
             "log": None if arguments.log is None else arguments.log.absolute(),
             "summary": arguments.summary,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, Literal
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -36,6 +37,7 @@ _WARM_UP = 0.05  # of the root mean square: the bound of a tensor that was not o
 #: Ops after which that bound becomes smaller, since errors of all before it multiply in
 #: backward: a recurrent network has thousands.
 _DEEP = 128
+_TURNS = 4  # observed steps in which every op that must be called again is so once
 _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
@@ -50,7 +52,7 @@ class Adaptive:
                `step`, what `attach` takes where it has an optimizer, it is one per cent of
                the step that the optimizer takes
     reference  what that scale is: see `control.reference`
-    refresh    steps between observations (more often at first: steps 1, 2, 4, 8, 16, 24, …)
+    refresh    steps between observations (more often at first: steps 1, 3, 6, 12, 24, …)
     guard      steps between comparisons with the true gradient; 0 for none
     prefer     "balance" takes entropy coding, "ratio" tries every codec on each tensor now
                and then (prediction among them, which is slower), "speed" fixed-length blocks
@@ -89,6 +91,8 @@ class Adaptive:
         self.gate = gate
         self.bounds: dict[str, float] = {}
         self.sensitivity: dict[str, float] = {}
+        #: The same by the ops that use each tensor, which are not all observed at once.
+        self._parts: dict[str, dict[str, float]] = {}
         self.values: dict[str, int] = {}
         self._largest: dict[str, float] = {}
         self.gates = Gates()
@@ -99,8 +103,10 @@ class Adaptive:
         #: Whether this step is observed, whether this call is, and which calls were.
         self._due = self._observing = False
         self._observed: set[int] = set()
-        #: Parameters that were trained in the step observed last.
-        self._trained = 1
+        #: Parameters that were seen to be trained.
+        self._trained: set[str] = set()
+        #: Steps observed so far: ops that have to be called again for it take turns.
+        self._turn = 0
         self._exact_until = 0
         self._shares: list[tuple[int, float]] = []
         self._gradients = AccumulatedGradients()
@@ -144,11 +150,18 @@ class Adaptive:
         self._observed.clear()
         self._due = self._step >= self._next
         if self._due:
-            apart = self._step if self._step < _EARLY else self._step // 2
-            self._next = self._step + max(1, min(apart, self.refresh))
+            self._turn += 1
+            # Steps 1, 3, 6, 12, 24, …
+            apart = 2 if self._step == 1 else self._step
+            self._next = self._step + min(apart, self.refresh)
             self._gradients.watch(self._parameters)
         else:
             self._gradients.stop()
+
+    @property
+    def is_observing(self) -> bool:
+        """Whether the forward pass that runs is observed."""
+        return self._observing
 
     def treat(self, sight: Sight) -> Treatment:
         name = str(sight.site)
@@ -162,12 +175,18 @@ class Adaptive:
         return Treatment(
             bound=_warm_up(sight.order) if bound is None else Absolute(bound),
             observe=self._observing or bound is None,
+            probe=bound is None or self._is_its_turn(name),
             check=bound is not None and self.guard.checks(name),
             normalise=True,
             gate=self.gate and (self._observing or self.gates.is_open(name)),
             why="" if bound is None else self._why(name, bound),
             **self._options,  # type: ignore[arg-type]
         )
+
+    def _is_its_turn(self, name: str) -> bool:
+        """Whether ops are called again for a tensor in this step."""
+        turns = 2 if self._step < _EARLY // 2 else _TURNS
+        return (crc32(name.encode()) + self._turn) % turns == 0
 
     def observe(self, effect: Effect) -> None:
         if effect.measured is not None:
@@ -203,11 +222,14 @@ class Adaptive:
         # Of many calls only the first are observed; the others are taken to be like them.
         calls = max(1.0, self._calls / max(1, len(self._observed)))
         for name, tensor in found.tensors.items():
-            now, old = tensor.variance * calls, self.sensitivity.get(name)
-            if old is not None and old > now > 0 and self._step > _EARLY:
-                # Tightened at once, loosened by and by.
-                now = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(now))
-            self.sensitivity[name] = now
+            parts = self._parts.setdefault(name, {})
+            for consumer, variance in tensor.parts.items():
+                now, old = variance * calls, parts.get(consumer)
+                if old is not None and old > now > 0 and self._step > _EARLY:
+                    # Tightened at once, loosened by and by.
+                    now = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(now))
+                parts[consumer] = now
+            self.sensitivity[name] = sum(parts.values())
             self.values[name] = tensor.values
         self._allocate()
 
@@ -219,8 +241,7 @@ class Adaptive:
             name: self.reference.of(name, self._parameters.get(name))
             for name in {effect.parameter for effect in effects if effect.parameter}
         }
-        if self._due or not self._shares:
-            self._trained = max(1, len(scales))
+        self._trained |= scales.keys()
         return scales
 
     def _allocate(self) -> None:
@@ -233,7 +254,7 @@ class Adaptive:
             for name, found in self.sensitivity.items()
             if math.isfinite(found)
         }
-        variance = self.tolerance * self._trained
+        variance = self.tolerance * max(1, len(self._trained))
         if self.gates:
             self.gates.decide(demands, water_fill(demands, variance=variance), variance)
             variance -= self.gates.variance
@@ -245,7 +266,7 @@ class Adaptive:
 
     def _why(self, name: str, bound: float) -> str:
         added = self.sensitivity.get(name, 0.0) * bound**2
-        return f"adds {added / self._trained:.1e} of the gradients' variance"
+        return f"adds {added / max(1, len(self._trained)):.1e} of the gradients' variance"
 
     def measured_errors(self) -> dict[str, tuple[float, float]]:
         """By consumer: the gradient's variance, predicted and measured in its last check."""
@@ -258,11 +279,12 @@ class Adaptive:
             "step": self._step,
             "calls": self._calls,
             "next": self._next,
-            "trained": self._trained,
+            "trained": sorted(self._trained),
             "exact_until": self._exact_until,
             "shares": [list(pair) for pair in self._shares],
             "bounds": dict(self.bounds),
-            "sensitivity": dict(self.sensitivity),
+            "parts": {name: dict(parts) for name, parts in self._parts.items()},
+            "turn": self._turn,
             "values": dict(self.values),
             "largest": dict(self._largest),
             "gates": self.gates.state_dict(),
@@ -281,11 +303,13 @@ class Adaptive:
         self._step = state["step"]
         self._next = state.get("next", self._step + 1)
         self._calls = state["calls"]
-        self._trained = state["trained"]
+        self._trained = set(state["trained"])
         self._exact_until = state["exact_until"]
         self._shares = [(int(order), float(share)) for order, share in state["shares"]]
         self.bounds = dict(state["bounds"])
-        self.sensitivity = dict(state["sensitivity"])
+        self._parts = {name: dict(parts) for name, parts in state["parts"].items()}
+        self.sensitivity = {name: sum(p.values()) for name, p in self._parts.items()}
+        self._turn = state["turn"]
         self.values = dict(state["values"])
         self._largest = dict(state["largest"])
         self.gates.load_state_dict(state.get("gates", {}))

@@ -133,6 +133,11 @@ class Budget:
     def observe(self, effect: Effect) -> None:
         self.inner.observe(effect)
 
+    @property
+    def is_observing(self) -> bool:
+        """Whether `inner` observes the forward pass that runs, or this measures it."""
+        return self._measuring or bool(getattr(self.inner, "is_observing", False))
+
     def optimizer_stepped(self) -> None:
         told = getattr(self.inner, "optimizer_stepped", None)
         if told is not None:

@@ -23,9 +23,13 @@ Shares = Sequence[tuple[int, float]]
 
 @dataclass(slots=True)
 class Sensitivity:
-    """variance  that an error of ±1 adds; values  that carry it, over all calls."""
+    """Of one tensor, over all calls.
 
-    variance: float = 0.0
+    parts   variance that an error of ±1 adds, by the op that uses the tensor
+    values  that carry the error
+    """
+
+    parts: dict[str, float] = field(default_factory=dict)
     values: int = 0
 
 
@@ -104,7 +108,8 @@ def sensitivities(
         name = str(effect.site)
         uses[name, consumer] += 1
         tensor = found.tensors.setdefault(name, Sensitivity())
-        tensor.variance += relative / effect.error**2
+        before_it = tensor.parts.get(consumer, 0.0)
+        tensor.parts[consumer] = before_it + relative / effect.error**2
         # Once for each call, however many ops use the tensor in it.
         tensor.values = max(tensor.values, uses[name, consumer] * effect.values)
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from encke.control.arguments import slowdown as checked_slowdown
 from encke.control.arguments import tolerance as checked_tolerance
 from encke.integrations.report import Reporter, ReportOptions
 from encke.integrations.script import Discovery, MakePolicy
@@ -27,7 +28,9 @@ def follow(options: RunOptions, *, only_if_trained: bool = False) -> Iterator[Di
     make_policy = policy_named(options.policy, tolerance=options.tolerance)
     tolerance = 0.01 if options.tolerance is None else checked_tolerance(options.tolerance)
     forked = _running.pop()[1] if _running and _running[-1][0] != os.getpid() else None
-    with Discovery(tolerance=tolerance, make_policy=make_policy) as found:
+    slowdown = options.slowdown
+    checked_slowdown(slowdown)
+    with Discovery(tolerance=tolerance, make_policy=make_policy, slowdown=slowdown) as found:
         if forked is not None:
             found.take_over(forked)
         _running.append((os.getpid(), found))

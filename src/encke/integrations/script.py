@@ -150,8 +150,13 @@ class Discovery:
     """
 
     def __init__(
-        self, *, tolerance: float = 0.01, make_policy: MakePolicy | None = None
+        self,
+        *,
+        tolerance: float = 0.01,
+        make_policy: MakePolicy | None = None,
+        slowdown: float | None = None,
     ) -> None:
+        self._slowdown = slowdown
         self._tolerance = tolerance
         self._make_policy = make_policy
         self.attachments: list[Attachment] = []
@@ -303,7 +308,7 @@ class Discovery:
         else:
             make = {"policy": self._make_policy(module, optimizers)}
         try:
-            return attach(module, optimizers, **make)
+            return attach(module, optimizers, slowdown=self._slowdown, **make)
         except UnsupportedError as error:
             self._refuse(f"{type(module).__name__}: {error}")
         except Exception as error:

@@ -25,8 +25,16 @@ class RunOptions:
     report  of `encke.integrations.report.ReportOptions`
     """
 
-    def __init__(self, *, tolerance: float | None, policy: str, report: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        tolerance: float | None,
+        policy: str,
+        slowdown: float | None = None,
+        report: dict[str, Any],
+    ) -> None:
         self.tolerance, self.policy, self.report = tolerance, policy, report
+        self.slowdown = slowdown
 
 
 class Worker:

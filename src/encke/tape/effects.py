@@ -25,6 +25,7 @@ from encke.tape.graph import (
     running_node,
 )
 from encke.tape.kept import Source, Whole, Window
+from encke.tape.pace import Pace, now
 from encke.tape.protocol import Effect, Site
 from encke.tape.slot import Slot
 from encke.tape.squares import square
@@ -47,12 +48,18 @@ class Probe:
         name_of: Callable[[Tensor], str | None],
         report: Callable[[Effect], None],
         call: int,
+        pace: Pace,
     ) -> None:
         self._uses = uses
         self._order, self._name_of, self._report = order, name_of, report
-        self._call = call
+        self._call, self._pace = call, pace
 
     def __call__(self, returned: Gradients, received: Gradients) -> None:
+        began = now()
+        self._look(returned, received)
+        self._pace.spend(now() - began)
+
+    def _look(self, returned: Gradients, received: Gradients) -> None:
         node = running_node()
         uses, self._uses = self._uses, ()  # the graph may outlive its backward
         called: set[int] = set()  # slots for which the node was called: with all their roles
@@ -64,6 +71,8 @@ class Probe:
                     effect = self._effect(
                         node, role, source, slot, consumer, returned, received
                     )
+                    if effect is None:
+                        continue
                     self._report(effect)
                     if not effect.products:
                         called.add(id(slot))
@@ -77,7 +86,8 @@ class Probe:
         consumer: Site,
         returned: Gradients,
         received: Gradients,
-    ) -> Effect:
+    ) -> Effect | None:
+        """What the error of a slot does here; None where only calling the node would tell."""
         leaves = [leaf_behind(n) for n, _ in node.next_functions]
         mine = self._parameters(leaves)
         onward = [i for i, leaf in enumerate(leaves) if leaf is None]
@@ -90,6 +100,8 @@ class Probe:
         fan = 0.0
         if out is not None and parameter is not None and role in ("input", "mat1", "self"):
             fan = products.of_node(op_name(node), node, _seen_shape(node, role), out.shape)
+        if not fan and not slot.probed and slot.check is None:
+            return None
         noise = Noise(slot, self._call)
         known: dict[str, Any] = {
             "site": slot.site,

@@ -32,7 +32,7 @@ from encke.tape.kept import (
 )
 from encke.tape.lane import Lanes, Parcel
 from encke.tape.ledger import Held, Ledger, SavedStorage, Storages, WaitingHeld
-from encke.tape.pace import SMALL
+from encke.tape.pace import SMALL, Pace, now
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.residual import Remainder, added_to, affine_of
@@ -49,8 +49,8 @@ class Keeping:
     packed       called with every slot that is packed and the exact tensor it was packed from
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, policy: Policy, pace: Pace) -> None:
+        self.policy, self.pace = policy, pace
         self.ledger = Ledger()
         self.storages = Storages(self.ledger)
         self.records = Records()
@@ -186,6 +186,7 @@ class Keeping:
         for see in self.packed:
             see(slot, t)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
+        slot.probed = treatment.probe
         if treatment.check:
             slot.check = t.detach()
             slot.checked = storage.hold()
@@ -232,9 +233,16 @@ class Keeping:
         exact, held = t.detach(), WaitingHeld(self.ledger, t.numel() * t.element_size())
         slot = Slot.exact(site, t, held, recent=self.recent, why="waits for its ReLU")
         slot.observed = treatment.observe or treatment.check
+        slot.probed = treatment.probe
         source = Whole(slot)
 
         def pack(passage: Passage | None) -> None:
+            began = now()
+            decide(passage)
+            saved = exact.numel() * exact.element_size() - slot.nbytes
+            self.pace.spend_on(site, now() - began, saved)
+
+        def decide(passage: Passage | None) -> None:
             gate = None
             if passage is not None and not slot.is_shared and Gate.fits(passage.sides, exact):
                 gate = Gate(passage.sides, exact, channels, self.ledger)

@@ -13,7 +13,11 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from encke.tape.protocol import Site
 
@@ -23,14 +27,38 @@ SMALL = 4096
 #: rest of it takes, passes over larger ones at once, up to `_LARGEST_SMALL` bytes.
 _PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.02, 2.0, 256 << 10
 #: Of the slowdown that is allowed: what is planned for, since steps vary.
-_MARGIN = 0.75
+_MARGIN = 0.9
+#: What a tape's work costs, over what its own clock sees of it: torch's hooks and cold caches.
+_UNSEEN = 1.25
 #: Of the bytes that autograd would hold: where less is saved, it is not worth watching.
-_WORTH = 0.1
+_WORTH = 0.3
 #: Passes measured before places are chosen; chosen anew when twice as many were.
-_FIRST = 2
+_FIRST = 1
 _OUTLIER = 5.0  # times the median: a pass after which the program did something else
 
 now = time.perf_counter
+
+
+@cache
+def seconds_to_watch() -> float:
+    """What it takes torch to hand one function to a mode, on this machine."""
+
+    class Nothing(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def timed(calls: int = 200) -> float:
+        began = now()
+        for _ in range(calls):
+            t.add(1)
+        return (now() - began) / calls
+
+    t = torch.zeros(1)
+    without = min(timed() for _ in range(3))
+    with Nothing():
+        return max(0.0, min(timed() for _ in range(3)) - without)
 
 
 @dataclass(slots=True)
@@ -48,6 +76,8 @@ class Pace:
     seconds   spent by the tape in all passes so far
     smallest  bytes below which a tensor is passed over
     aside     why the tape does nothing any more; empty while it does
+    ordinary  whether nothing is observed in the pass that runs
+    functions torch functions that the tape has watched in it
     """
 
     def __init__(self, slowdown: float | None = None) -> None:
@@ -67,11 +97,17 @@ class Pace:
         self._passes: list[tuple[float, float]] = []
         self._choose_at = _FIRST
         self._throttled = False
+        self.ordinary = False
+        self.functions = 0
 
-    def begin(self, *, ordinary: bool) -> None:
-        """A forward pass begins; `ordinary` if nothing was observed in the one before."""
+    def begin(self) -> None:
+        """A forward pass begins."""
         moment = now()
-        if self._began is not None and ordinary and self.slowdown and not self._throttled:
+        # What torch takes to call the tape is not seen by the tape's own clock.
+        self.seconds += self.functions * seconds_to_watch()
+        self.functions = 0
+        measured = self._began is not None and self.ordinary and not self._throttled
+        if measured and self._began is not None and self.slowdown is not None:
             for site, cost in self._now.items():
                 self._add(self._costs, site, cost.seconds, cost.saved)
             self._passes.append((moment - self._began, self.seconds - self._before))
@@ -131,7 +167,7 @@ class Pace:
         assert self.slowdown is not None
         walls = sorted(wall for wall, _ in self._passes)
         usual = [p for p in self._passes if p[0] <= _OUTLIER * walls[len(walls) // 2]]
-        spent = sum(s for _, s in usual) / len(usual)
+        spent = _UNSEEN * sum(s for _, s in usual) / len(usual)
         plain = max(sum(w for w, _ in usual) / len(usual) - spent, 1e-6)
         passes = len(self._passes)
         costs = {

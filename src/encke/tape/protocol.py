@@ -46,6 +46,7 @@ class Treatment:
     recompute  whether even a matrix product may be run again to derive it
     offload  whether the packed bytes leave the device (to the host, or from the host to disk)
     observe  whether its effect on gradients is measured in this step's backward
+    probe    whether ops are called again for that, where no closed form tells the effect
     check    whether the exact tensor is kept beside, to compare gradients with
     why      in words
     """
@@ -60,6 +61,7 @@ class Treatment:
     recompute: bool = False
     offload: bool = False
     observe: bool = False
+    probe: bool = True
     check: bool = False
     why: str = ""
 

@@ -87,6 +87,7 @@ class Slot:
         "nbytes",
         "noise",
         "observed",
+        "probed",
         "remainder",
         "site",
         "values",
@@ -117,6 +118,8 @@ class Slot:
         self.checked: Held | None = None
         #: Whether its effect on gradients is measured in backward.
         self.observed = False
+        #: Whether ops that use it may be called again for that.
+        self.probed = True
         #: Set during a probe: what to hand out in place of the decoded values.
         self.noise: Callable[[Tensor], Tensor] | None = None
 

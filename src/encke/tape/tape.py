@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("encke")
 
+_TOY = 1 << 20  # bytes: where autograd holds fewer, doing without is not worth a warning
+
 
 class Tape(Keeping):
     """Keeps what backward needs, within bounds that `policy` sets.
@@ -48,8 +50,7 @@ class Tape(Keeping):
         model: nn.Module | None = None,
         slowdown: float | None = None,
     ) -> None:
-        super().__init__(policy)
-        self.pace = Pace(slowdown)
+        super().__init__(policy, Pace(slowdown))
         self.model = model
         self._where = Whereabouts(model)
         self._watch: Watch | None = None
@@ -70,7 +71,6 @@ class Tape(Keeping):
         self._ran: set[int] = set()
         self._detached = False
         self._passes = BackwardPasses(self.pace)
-        self._probed = False
         self._small_bytes = 0
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
@@ -187,7 +187,7 @@ class Tape(Keeping):
             if self.aside:
                 return self
         self._where.start()
-        self._watch = Watch(self._seen, self._settle)
+        self._watch = Watch(self._seen, self._settle, self.pace)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -200,14 +200,11 @@ class Tape(Keeping):
             self.end_forward()
 
     def _begin_step(self) -> None:
-        self.pace.begin(ordinary=not self._probed)
+        self.pace.begin()
         if self.aside:
-            name = type(self.model).__name__
-            logger.warning(
-                "%s is trained without compression from now on: %s", name, self.aside
-            )
+            self._say_aside()
             return
-        self._probed, self._small_bytes = False, 0
+        self._small_bytes = 0
         self.step += 1
         self.recent.clear()
         self._ran.clear()
@@ -217,18 +214,22 @@ class Tape(Keeping):
         if ran and told is not None:
             told(create_graph=create_graph)
         self.policy.begin(self.step)
+        self.pace.ordinary = not getattr(self.policy, "is_observing", False)
         self.records.begin(self.step)
         for log in self.logs:
             log.begin(self.step)
 
     def _say_aside(self) -> None:
         name = type(self.model).__name__
-        logger.warning("%s goes on without compression: %s", name, self.aside)
+        level = logging.WARNING if self.last_forward[1] >= _TOY else logging.INFO
+        logger.log(level, "%s goes on without compression: %s", name, self.aside)
 
     def _settle(self) -> None:
         if self.waiting and not torch.compiler.is_compiling():
+            began = now()
             with torch.no_grad():
                 self.waiting.settle()
+            self.pace.spend(now() - began)
 
     def end_forward(self) -> None:
         """Everything is kept that backward will ask for."""
@@ -380,7 +381,6 @@ class Tape(Keeping):
         if waited:
             self.waiting.meet(node, sides)
         if probed:
-            self._probed = True
             node.register_hook(
                 Probe(
                     probed,
@@ -388,6 +388,7 @@ class Tape(Keeping):
                     name_of=self._name_of,
                     report=self.report,
                     call=self.step,
+                    pace=self.pace,
                 )
             )
         # After the probe, which calls the node again and compares.

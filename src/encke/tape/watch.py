@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 
 from encke.tape.elementwise import note_number
+from encke.tape.pace import Pace
 
 
 class Watch(TorchFunctionMode):
@@ -24,15 +25,20 @@ class Watch(TorchFunctionMode):
     """
 
     def __init__(
-        self, seen: Callable[[list[Tensor]], None], before: Callable[[], None] = lambda: None
+        self,
+        seen: Callable[[list[Tensor]], None],
+        before: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
     ) -> None:
         super().__init__()
         self._seen, self._before = seen, before
+        self._pace = Pace() if pace is None else pace
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self._before()
+        self._pace.functions += 1
         result = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
             return result  # a part that is compiled is seen as the one op it becomes

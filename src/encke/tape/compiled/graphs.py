@@ -221,7 +221,8 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
         else:
             # The graph takes the tensor's memory back when this returns.
             slot = tape.pack(place.site, t, treatment, lasting=False)
-            slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
+            asked = (treatment.observe and treatment.probe) or treatment.check
+            slot.observed = not slot.is_exact and asked
             if treatment.check:
                 slot.check = t.clone()
                 slot.checked = Held(tape.ledger, count)
