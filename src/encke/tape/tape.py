@@ -220,6 +220,10 @@ class Tape(Keeping):
             log.begin(self.step)
 
     def _say_aside(self) -> None:
+        plain = self.last_forward[1]
+        self.last_forward = plain, plain
+        # From now on autograd holds what it would have held without.
+        self.ledger.stored_peak = max(self.ledger.stored_peak, self.ledger.plain_peak)
         name = type(self.model).__name__
         level = logging.WARNING if self.last_forward[1] >= _TOY else logging.INFO
         logger.log(level, "%s goes on without compression: %s", name, self.aside)
