@@ -100,8 +100,8 @@ def _joined(lines: list[str]) -> str:
     return re.sub(r"/\S*/", "", " / ".join(dict.fromkeys(kept)))[:600]
 
 
-def measure(name: str, seeds: list[int]) -> dict[str, object]:
-    """The row of a program."""
+def measure(name: str, seeds: list[int], plain_seeds: list[int]) -> dict[str, object]:
+    """The row of a program; of `plain_seeds` only the losses are wanted, for their spread."""
     program = PROGRAMS[name]
     plain, encke, stored, without = [], [], 0, 0
     with tempfile.TemporaryDirectory() as folder:
@@ -116,11 +116,12 @@ def measure(name: str, seeds: list[int]) -> dict[str, object]:
             )
             stored = max(stored, sum(one.get("peak_stored_bytes", 0) for one in kept))
             without = max(without, sum(one.get("peak_plain_bytes", 0) for one in kept))
+    only_plain = [run_once(program, ["--seed", str(seed)]) for seed in plain_seeds]
     baseline = _median(plain, "baseline_mb")
     peaks = [statistics.median(run.peak_mb for run in runs) for runs in (plain, encke)]
     loops = [_median(runs, "seconds") for runs in (plain, encke)]
     steps = [_median(runs, "step_seconds") for runs in (plain, encke)]
-    losses = [[_number(run, "loss") for run in runs] for runs in (plain, encke)]
+    losses = [[_number(run, "loss") for run in runs] for runs in (plain + only_plain, encke)]
     facts = {
         "exits": [run.exit for run in encke],
         "plain_exits": [run.exit for run in plain],
@@ -135,7 +136,7 @@ def measure(name: str, seeds: list[int]) -> dict[str, object]:
         "program": name,
         "verdict": verdict(**facts),
         "steps": plain[0].printed.get("steps"),
-        "seeds": " ".join(map(str, seeds)),
+        "seeds": " ".join(map(str, [*seeds, *plain_seeds])),
         "exits_plain": " ".join(str(run.exit) for run in plain),
         "exits_encke": " ".join(str(run.exit) for run in encke),
         "losses_plain": " ".join(f"{loss:.5g}" for loss in losses[0]),
@@ -175,6 +176,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=tuple(PROGRAMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument(
+        "--plain-seeds",
+        nargs="*",
+        type=int,
+        default=[],
+        help="further seeds that are run plainly only, for the spread of the losses",
+    )
     parser.add_argument("--again", action="store_true", help="measure programs that have rows")
     parser.add_argument("--list", action="store_true", help="print the names of the programs")
     args = parser.parse_args()
@@ -189,7 +197,7 @@ def main() -> int:
         if missing:
             print(f"{name}: passed over, needs {', '.join(missing)}", file=sys.stderr)
             continue
-        row = measure(name, args.seeds)
+        row = measure(name, args.seeds, args.plain_seeds)
         rows.put(**row)
         print(
             f"{name}: {row['verdict']}; peak {row['peak_ratio']:.2f}, "

@@ -66,7 +66,7 @@ def test_speed_takes_fixed() -> None:
 
 
 def test_a_preference_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="'ratio' and 'speed'"):
+    with pytest.raises(UnsupportedError, match="'size', allowed are ratio, speed"):
         encke.compress(noise(10), encke.Absolute(0.1), prefer="size")  # type: ignore[arg-type]
 
 

@@ -332,7 +332,7 @@ def test_tensors_without_values_are_refused() -> None:
 def test_unknown_codecs_are_refused_with_those_there_are() -> None:
     with pytest.raises(UnsupportedError) as caught:
         compress(torch.zeros(3), Absolute(0.1), codec="zip")
-    for part in ("'zip'", "'auto'", *names()):
+    for part in ("'zip'", "auto", *names()):
         assert part in str(caught.value)
 
 

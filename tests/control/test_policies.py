@@ -17,6 +17,7 @@ from encke.control.bits import allocate_bits
 from encke.control.guard import Guard
 from encke.control.reference import Reference
 from encke.tape import Effect, Site
+from encke.tape.effects import difference
 
 
 def small_net() -> nn.Module:
@@ -301,3 +302,30 @@ def test_a_distrusted_tensor_is_kept_exact() -> None:
 def test_what_cannot_be_is_refused_with_a_reason(wrong: dict[str, object], word: str) -> None:
     with pytest.raises(encke.UnsupportedError, match=word):
         encke.attach(small_net(), **wrong)
+
+
+def test_a_tensor_whose_error_ruins_single_rows_is_kept_exact(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The mean square hides few, huge errors: of a division by something near zero, say."""
+    guard, site = Guard(), Site("m", "MyDivision", "other")
+
+    def effect(tail: float) -> Effect:
+        return Effect(
+            site=site, consumer=site, order=1, error=0.1, values=8, stream=0.01, tail=tail
+        )
+
+    guard.look_at_tail(effect(0.5))
+    assert not guard.distrusts(str(site))
+    guard.look_at_tail(effect(1e4))
+    assert guard.distrusts(str(site))
+    assert "changes a row of the gradient by 1e+02 times" in caplog.text
+
+
+def test_the_tail_of_a_change_is_that_of_its_worst_row() -> None:
+    one = torch.ones(100, 8)
+    other = one.clone()
+    other[7] += 30.0
+    change = difference([one], [other], parameters=[], onward=[0])
+    assert change.tail == pytest.approx(900.0)
+    assert change.stream == pytest.approx(9.0)

@@ -100,6 +100,6 @@ def test_an_input_that_asks_for_a_gradient_is_not_taken_for_the_parameter(named:
 def test_a_small_gradient_that_flows_on_is_judged_by_itself() -> None:
     large, small = torch.full((8,), 100.0), torch.full((8,), 0.1)
     shaken = small + 0.05
-    own, flow = difference([large, small], [large, shaken], parameters=[], onward=[0, 1])
+    own, flow, _ = difference([large, small], [large, shaken], parameters=[], onward=[0, 1])
     assert own == 0
     assert flow == pytest.approx(0.25, rel=1e-4)

@@ -189,6 +189,7 @@ class Adaptive:
         return (crc32(name.encode()) + self._turn) % turns == 0
 
     def observe(self, effect: Effect) -> None:
+        self.guard.look_at_tail(effect)
         if effect.measured is not None:
             self.guard.judge(effect)
         if effect.call in self._observed or str(effect.site) not in self.bounds:

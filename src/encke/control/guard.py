@@ -17,6 +17,9 @@ log = logging.getLogger("encke")
 
 _EXCESS = 2.0  # measured over predicted variance that a single measurement may show
 _STRIKES = 3
+#: Error of one row of a gradient, as a multiple of that row or of a mean one, above which a
+#: tensor is kept exact at once: an op that divides or exponentiates makes few but huge errors.
+_WORST_ROW = 4.0
 _MOST_CAUTION = 1e6
 
 
@@ -60,6 +63,19 @@ class Guard:
         """Whether a factor has changed since this was asked last."""
         changed, self._changed = self._changed, False
         return changed
+
+    def look_at_tail(self, effect: Effect) -> None:
+        """Keep a tensor exact whose error ruins single rows of a gradient."""
+        name = str(effect.site)
+        if effect.tail <= _WORST_ROW or name in self._distrusted:
+            return
+        self._distrusted.add(name)
+        log.warning(
+            "%s: an error within its bound changes a row of the gradient by %.2g times its "
+            "size: kept exact",
+            name,
+            effect.tail**0.5,
+        )
 
     def judge(self, effect: Effect) -> None:
         """Compare what was predicted with what was measured."""

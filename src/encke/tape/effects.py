@@ -9,7 +9,7 @@ the exact tensor at hand the same call gives the true error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,8 @@ class Probe:
             known["mean_square"], known["input_square"] = noise.seen(source)
         elif slot.error > 0:
             again = noise.during(lambda: node(*received))
-            known["probed"], known["stream"] = difference(returned, _tuple(again), mine, onward)
+            change = difference(returned, _tuple(again), mine, onward)
+            known |= {"probed": change.own, "stream": change.stream, "tail": change.tail}
         kept = source.slot if isinstance(source, Whole) else slot
         if isinstance(kept.gate, Gate) and not fan and consumer.op in NORMS:
             known["left_out"] = kept.gate.left_out(node._saved_weight, returned)
@@ -135,7 +136,9 @@ class Probe:
                 again = node(*received)
             finally:
                 slot.noise = None
-            known["measured"] = difference(returned, _tuple(again), mine, onward)
+            true = difference(returned, _tuple(again), mine, onward)
+            known["measured"] = true.own, true.stream
+            known["tail"] = max(known.get("tail", 0.0), true.tail)
         return Effect(**known)
 
     def _parameters(self, leaves: Sequence[Tensor | None]) -> list[int]:
@@ -198,27 +201,54 @@ def _apart(seed: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & ((1 << 63) - 1)
 
 
+class Change(NamedTuple):
+    """How gradients differ.
+
+    own     ‖Δ‖² in those of parameters
+    stream  ‖Δ‖²/‖·‖² in those that flow on
+    tail    in the row of those that suffers most: ‖Δ‖² over the row's own ‖·‖², or a mean
+            row's where that is larger
+    """
+
+    own: float
+    stream: float
+    tail: float
+
+
 def difference(
     one: Gradients, other: Gradients, parameters: Sequence[int], onward: Sequence[int]
-) -> tuple[float, float]:
-    """‖Δ‖² in the gradients of parameters, and ‖Δ‖²/‖·‖² in those that flow on.
+) -> Change:
+    """How the gradients of one call of a node differ from another's.
 
     Of several that flow on, the one that suffers most counts: attention's dv is often a
     hundred times larger than dq and dk, and an error that is small beside all three may
     still drown the two.
     """
-    own = flow = 0.0
+    own = flow = tail = 0.0
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a is None or b is None:
             continue
         # The engine has summed `a` to its receiver's shape (a bias); a node called does not.
-        change = square(a - b.sum_to_size(a.shape))
+        delta = a - b.sum_to_size(a.shape)
+        change = square(delta)
         if index in parameters:
             own += change
         elif index in onward and change > 0:
             whole = square(a)
             flow = max(flow, change / whole if whole > 0 else 1.0)
-    return own, flow
+            tail = max(tail, _worst_row(delta, a))
+    return Change(own, flow, tail)
+
+
+def _worst_row(delta: Tensor, whole: Tensor) -> float:
+    """The largest ‖Δ‖² of a row, over that of the row itself or of a mean one."""
+    if whole.ndim < 2 or whole.is_complex() or whole.layout != torch.strided:
+        return 0.0
+    changes, rows = (t.flatten(1).norm(dim=1).double() ** 2 for t in (delta, whole))
+    usual = rows.mean()
+    if not bool(usual > 0):
+        return 0.0
+    return float((changes / rows.clamp(min=usual)).max())
 
 
 def _tuple(result: Any) -> Gradients:

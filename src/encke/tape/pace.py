@@ -31,7 +31,7 @@ _MARGIN = 0.9
 #: What a tape's work costs, over what its own clock sees of it: torch's hooks and cold caches.
 _UNSEEN = 1.25
 #: Of the bytes that autograd would hold: where less is saved, it is not worth watching.
-_WORTH = 0.3
+_WORTH = 0.15
 #: Passes measured before places are chosen; chosen anew when twice as many were.
 _FIRST = 1
 _OUTLIER = 5.0  # times the median: a pass after which the program did something else

@@ -91,6 +91,7 @@ class Effect:
                       of dY enters; with it the closed form holds. Zero for other ops
     probed            for other ops: ‖ΔdW‖² under a fresh error of the same size
     stream            ‖Δdx‖² / ‖dx‖² in the gradient that flows on, under that error
+    tail              as `stream`, in the row of the gradient that suffers most
     blocked           how many values a gate left out
     left_out          ‖Δdx‖² / ‖dx‖² by that, whatever the error
     measured          true (‖ΔdW‖², ‖Δdx‖² / ‖dx‖²), where the exact tensor was kept to compare
@@ -109,6 +110,7 @@ class Effect:
     products: float = 0.0
     probed: float = 0.0
     stream: float = 0.0
+    tail: float = 0.0
     blocked: int = 0
     left_out: float = 0.0
     measured: tuple[float, float] | None = None
