@@ -61,7 +61,7 @@ def test_where_little_would_be_saved_in_time_the_tape_stands_aside_and_says_why(
 ) -> None:
     clock, pace = Clock(monkeypatch), Pace(0.3)
     for _ in range(2):
-        clock.a_pass(pace, rest=0.1, costs={LARGE: (0.4, 60 << 20)})
+        clock.a_pass(pace, rest=0.3, costs={LARGE: (0.4, 60 << 20)})
     assert "0.3 is allowed" in pace.aside
     again = Pace(0.3)
     again.load_state_dict(pace.state_dict())
