@@ -33,8 +33,7 @@ _UNSEEN = 1.25
 #: Of the bytes that autograd would hold: where less is saved, it is not worth watching.
 _WORTH = 0.15
 #: Passes measured before places are chosen; chosen anew when twice as many were.
-_FIRST = 1
-_OUTLIER = 5.0  # times the median: a pass after which the program did something else
+_FIRST = 2
 
 now = time.perf_counter
 
@@ -165,10 +164,9 @@ class Pace:
     def _choose(self) -> None:
         """Leave places alone until the rest can be handled in the time that is allowed."""
         assert self.slowdown is not None
-        walls = sorted(wall for wall, _ in self._passes)
-        usual = [p for p in self._passes if p[0] <= _OUTLIER * walls[len(walls) // 2]]
-        spent = _UNSEEN * sum(s for _, s in usual) / len(usual)
-        plain = max(sum(w for w, _ in usual) / len(usual) - spent, 1e-6)
+        # The shortest: other work on the machine only ever makes a pass longer.
+        spent = _UNSEEN * min(s for _, s in self._passes)
+        plain = max(min(w - s for w, s in self._passes), 1e-6)
         passes = len(self._passes)
         costs = {
             site: Cost(cost.seconds / passes, cost.saved // passes)
