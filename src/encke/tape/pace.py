@@ -85,7 +85,7 @@ class Pace:
         self.smallest = SMALL
         self.aside = ""
         self._left: set[Site] = set()
-        #: What places cost in the pass that runs, and in those that are chosen by.
+        #: What places cost in the pass that runs, and in the shortest that is chosen by.
         self._now: dict[Site, Cost] = {}
         self._costs: dict[Site, Cost] = {}
         self._plain = 0
@@ -107,9 +107,10 @@ class Pace:
         self.functions = 0
         measured = self._began is not None and self.ordinary and not self._throttled
         if measured and self._began is not None and self.slowdown is not None:
-            for site, cost in self._now.items():
-                self._add(self._costs, site, cost.seconds, cost.saved)
-            self._passes.append((moment - self._began, self.seconds - self._before))
+            spent = self.seconds - self._before
+            if all(spent < other for _, other in self._passes):
+                self._costs, self._now = self._now, {}
+            self._passes.append((moment - self._began, spent))
             if len(self._passes) >= self._choose_at:
                 self._choose()
         self._now.clear()
@@ -167,10 +168,8 @@ class Pace:
         # The shortest: other work on the machine only ever makes a pass longer.
         spent = _UNSEEN * min(s for _, s in self._passes)
         plain = max(min(w - s for w, s in self._passes), 1e-6)
-        passes = len(self._passes)
         costs = {
-            site: Cost(_UNSEEN * cost.seconds / passes, cost.saved // passes)
-            for site, cost in self._costs.items()
+            site: Cost(_UNSEEN * cost.seconds, cost.saved) for site, cost in self._costs.items()
         }
         self._passes.clear()
         self._costs.clear()

@@ -417,7 +417,7 @@ class Tape(Keeping):
 
     def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> None:
         """Leave a tensor to autograd, and know of its storage that it stays alive."""
-        node.metadata.setdefault("encke", []).append((storage, storage.hold()))
+        node.register_hook(_Release(storage, storage.hold()))
         self.records.keep(
             Record(
                 site=site,
@@ -463,6 +463,18 @@ class _Give:
 
     def __call__(self, _t: Tensor) -> Handle:
         return self._handle
+
+
+class _Release:
+    """A hook on a node: what autograd holds for it is let go when its backward has run."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, *held: object) -> None:
+        self._held: tuple[object, ...] = held
+
+    def __call__(self, _returned: Any, _received: Any) -> None:
+        self._held = ()
 
 
 def _passed_over(size: int) -> Record:
