@@ -56,6 +56,7 @@ _HEADINGS = (
     "peak above the baseline, plain = 1",
     "saved bytes, times smaller",
     "training time, plain = 1",
+    "ordinary step, plain = 1",
 )
 
 
@@ -71,6 +72,7 @@ def _line(row: Row) -> list[str]:
         _number(row["above_baseline_ratio"], ".2f"),
         _number(row["plain_over_stored"], ".1f"),
         _number(row["time_ratio"], ".2f"),
+        _number(row["step_time_ratio"], ".2f"),
     ]
 
 
