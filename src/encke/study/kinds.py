@@ -5,6 +5,7 @@ Plain, what torch offers, published rules, Encke.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -103,6 +104,7 @@ def _encke(network: nn.Module, optimizer: torch.optim.Optimizer, options: Option
             tolerance=options["tolerance"],
             prefer=options["prefer"],
             budget=budget,
+            slowdown=math.inf,  # a row must not depend on how fast the machine is
         )
     )
 

@@ -18,7 +18,7 @@ from encke.tape.handle import Handle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
-from encke.tape.ledger import SavedStorage
+from encke.tape.ledger import Held, PlainHeld, SavedStorage
 from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
@@ -71,7 +71,10 @@ class Tape(Keeping):
         self._ran: set[int] = set()
         self._detached = False
         self._passes = BackwardPasses(self.pace)
-        self._small_bytes = 0
+        #: Storages of the pass that are too small to be worth any work: address and bytes; and
+        #: the node that backward will come to first.
+        self._small: dict[int, int] = {}
+        self._newest: Any = None
         self.listeners: list[Callable[[Effect], None]] = []
         self.logs: list[Telemetry] = []
 
@@ -204,7 +207,7 @@ class Tape(Keeping):
         if self.aside:
             self._say_aside()
             return
-        self._small_bytes = 0
+        self._small.clear()
         self.step += 1
         self.recent.clear()
         self._ran.clear()
@@ -240,10 +243,8 @@ class Tape(Keeping):
         with torch.no_grad():
             self.waiting.settle(all_=True)
         self.settle_sides()
+        self._count_small()
         stored, plain = self.ledger.stored, self.ledger.plain
-        if self._small_bytes:
-            self.records.keep(_passed_over(self._small_bytes))
-            stored, plain = stored + self._small_bytes, plain + self._small_bytes
         self.last_forward = stored, plain
         self.pace.holds(stored, plain)
         if self.aside:
@@ -253,6 +254,15 @@ class Tape(Keeping):
             kept(self.records, stored)
         for log in self.logs:
             log.end_forward(self.records, stored=stored, plain=plain)
+
+    def _count_small(self) -> None:
+        """Count what autograd holds in small tensors, until its backward begins."""
+        node, self._newest = self._newest, None
+        size = sum(self._small.values())
+        self._small.clear()
+        if size and node is not None:
+            self.records.keep(_passed_over(size))
+            node.register_hook(_Release(Held(self.ledger, size), PlainHeld(self.ledger, size)))
 
     @property
     def is_active(self) -> bool:
@@ -322,6 +332,7 @@ class Tape(Keeping):
         self._calls.clear()
         self._depth = 0
         watch, self._watch = self._watch, None
+        self._newest = None
         self.waiting.forget()
         if watch is not None:
             watch.abandon()
@@ -346,6 +357,7 @@ class Tape(Keeping):
         with torch.no_grad():
             for node in nodes:
                 self._take(node)
+            self._newest = nodes[-1]
             if self.waiting:
                 self.waiting.came_out(outputs)
         self.pace.spend(now() - began)
@@ -406,13 +418,14 @@ class Tape(Keeping):
         A small slice of a large one is not: autograd would keep alive all of that.
         """
         smallest = self.pace.smallest
-        size = t.numel() * t.element_size()
-        if size >= smallest or type(t) is not Tensor:
+        if t.numel() * t.element_size() >= smallest or type(t) is not Tensor:
             return isinstance(t, nn.Parameter)
-        if t.untyped_storage().nbytes() >= smallest:
+        storage = t.untyped_storage()
+        size = storage.nbytes()
+        if size >= smallest:
             return False
         if id(t) not in self._state and not isinstance(t._base, nn.Parameter):
-            self._small_bytes += size
+            self._small[storage._cdata] = size
         return True
 
     def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> None:
