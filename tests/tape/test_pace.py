@@ -138,3 +138,11 @@ def test_small_tensors_stay_with_autograd_and_are_counted() -> None:
     # The two linear layers' inputs; the first Tanh's result is the second's input.
     assert small[0].stored >= 2 * 16 * 8 * 4
     loss.backward()
+
+
+def test_a_small_sparse_matrix_stays_with_autograd() -> None:
+    matrix, x = torch.eye(8).to_sparse(), torch.randn(8, 8, requires_grad=True)
+    with encke.activations(encke.RmsRelative(0.1)):
+        loss = torch.sparse.mm(matrix, x.tanh()).sum()
+    loss.backward()
+    assert x.grad is not None

@@ -19,10 +19,10 @@ from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
 from encke.tape.ledger import Held, PlainHeld, SavedStorage
+from encke.tape.left import Release, left, small
 from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
-from encke.tape.records import Record
 from encke.tape.rules import may_probe
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
@@ -261,8 +261,8 @@ class Tape(Keeping):
         size = sum(self._small.values())
         self._small.clear()
         if size and node is not None:
-            self.records.keep(_passed_over(size))
-            node.register_hook(_Release(Held(self.ledger, size), PlainHeld(self.ledger, size)))
+            self.records.keep(small(size))
+            node.register_hook(Release(Held(self.ledger, size), PlainHeld(self.ledger, size)))
 
     @property
     def is_active(self) -> bool:
@@ -418,8 +418,10 @@ class Tape(Keeping):
         A small slice of a large one is not: autograd would keep alive all of that.
         """
         smallest = self.pace.smallest
-        if t.numel() * t.element_size() >= smallest or type(t) is not Tensor:
+        if type(t) is not Tensor or t.layout != torch.strided:
             return isinstance(t, nn.Parameter)
+        if t.numel() * t.element_size() >= smallest:
+            return False
         storage = t.untyped_storage()
         size = storage.nbytes()
         if size >= smallest:
@@ -430,18 +432,8 @@ class Tape(Keeping):
 
     def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> None:
         """Leave a tensor to autograd, and know of its storage that it stays alive."""
-        node.register_hook(_Release(storage, storage.hold()))
-        self.records.keep(
-            Record(
-                site=site,
-                shape=tuple(t.shape),
-                plain=t.numel() * t.element_size(),
-                stored=t.numel() * t.element_size(),
-                how="exact",
-                codec="",
-                why="its bytes are not worth the time",
-            )
-        )
+        node.register_hook(Release(storage, storage.hold()))
+        self.records.keep(left(site, t))
 
     def _site(self, op: str, role: str) -> Site:
         place = (self._where.now, op, role)
@@ -476,31 +468,6 @@ class _Give:
 
     def __call__(self, _t: Tensor) -> Handle:
         return self._handle
-
-
-class _Release:
-    """A hook on a node: what autograd holds for it is let go when its backward has run."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, *held: object) -> None:
-        self._held: tuple[object, ...] = held
-
-    def __call__(self, _returned: Any, _received: Any) -> None:
-        self._held = ()
-
-
-def _passed_over(size: int) -> Record:
-    """What the small tensors of a pass come to, in one record."""
-    return Record(
-        site=Site("(small tensors)", "", ""),
-        shape=(),
-        plain=size,
-        stored=size,
-        how="exact",
-        codec="",
-        why="small",
-    )
 
 
 def unpack(handle: Handle) -> Tensor:
