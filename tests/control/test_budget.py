@@ -181,14 +181,19 @@ def number(text: str, pattern: str) -> float:
 
 def test_where_a_larger_tolerance_would_reach_the_budget_it_is_named() -> None:
     least = number(
-        refusal(Budget(encke.Adaptive(0.001), 4 * KIB, offload=False)), "# bytes are kept"
+        refusal(Budget(encke.Adaptive(0.001, prefer="balance"), 4 * KIB, offload=False)),
+        "# bytes are kept",
     )
-    text = refusal(Budget(encke.Adaptive(0.001), int(least * 0.8), offload=False))
+    text = refusal(
+        Budget(encke.Adaptive(0.001, prefer="balance"), int(least * 0.8), offload=False)
+    )
     tolerance = number(text, "or about tolerance=#")
     assert 0.001 < tolerance <= 1
     model, size = NETWORKS["gpt"]
     network, batch = model.build(seed=0), model.sample_batch(size)
-    enough = Budget(encke.Adaptive(2 * tolerance), int(least * 0.8), offload=False)
+    enough = Budget(
+        encke.Adaptive(2 * tolerance, prefer="balance"), int(least * 0.8), offload=False
+    )
     tape = encke.attach(network, policy=enough)
     run(tape, (model, network, batch), 5)
     assert run(tape, (model, network, batch), 3) <= least * 0.8

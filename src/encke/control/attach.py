@@ -83,6 +83,8 @@ def attach(
     check_options(policy=policy, budget=budget, **given)
     if policy is None:
         given.setdefault("reference", "step" if optimizers else "gradient")
+        if budget is not None:  # then every byte counts
+            given.setdefault("prefer", "balance")
         deciding: Policy = Adaptive(optimizers=optimizers, model=model, **given)
     else:
         deciding = policy

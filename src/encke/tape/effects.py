@@ -1,9 +1,10 @@
 """Measuring, in backward, what the error of a kept tensor does to an op's gradients.
 
-For a product of activations and weights the closed form of `products` needs only ‖dY‖². For
-every other op the node is simply called again, with a fresh error of the same size on top of
-what was decoded, and the results are compared: that one op, nothing else of the graph. With
-the exact tensor at hand the same call gives the true error.
+For a product of activations and weights the closed form of `products` needs only ‖dY‖², and
+for a norm that of `norm_effects` little more. Ops that treat the rows of a batch alike are tried
+on a few of them (`trials`), with a fresh error of the same size on top of what was decoded. Every
+other node is called again with such an error, and the results are compared: that one op, nothing
+else of the graph. With exact values at hand the same call gives the true error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from encke.tape import products
+from encke.tape import products, trials
 from encke.tape.channels import NORMS
 from encke.tape.gate import Gate
 from encke.tape.graph import (
@@ -25,8 +26,10 @@ from encke.tape.graph import (
     running_node,
 )
 from encke.tape.kept import Source, Whole, Window
+from encke.tape.norm_effects import norm_change
 from encke.tape.pace import Pace, now
 from encke.tape.protocol import Effect, Site
+from encke.tape.rows import Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
 
@@ -100,7 +103,10 @@ class Probe:
         fan = 0.0
         if out is not None and parameter is not None and role in ("input", "mat1", "self"):
             fan = products.of_node(op_name(node), node, _seen_shape(node, role), out.shape)
-        if not fan and not slot.probed and slot.check is None:
+        norm = None
+        if not fan and slot.error > 0:
+            norm = norm_change(node, op_name(node), slot, source, returned, received, mine)
+        if not fan and norm is None and not slot.probed and slot.check is None:
             return None
         noise = Noise(slot, self._call)
         known: dict[str, Any] = {
@@ -121,9 +127,10 @@ class Probe:
         if fan:
             known |= {"products": fan, "gradient_square": square(out)}
             known["mean_square"], known["input_square"] = noise.seen(source)
+        elif norm is not None:
+            known |= {"probed": norm.own, "stream": norm.stream}
         elif slot.error > 0:
-            again = noise.during(lambda: node(*received))
-            change = difference(returned, _tuple(again), mine, onward)
+            change = self._trial(node, slot, noise, returned, received, mine, onward)
             known |= {"probed": change.own, "stream": change.stream, "tail": change.tail}
         kept = source.slot if isinstance(source, Whole) else slot
         if isinstance(kept.gate, Gate) and not fan and consumer.op in NORMS:
@@ -131,15 +138,48 @@ class Probe:
             known["blocked"] = kept.gate.values - kept.values
         if slot.check is not None:
             exact = slot.check
-            slot.noise = lambda _: exact
+            slot.noise = exact.put_into
             try:
                 again = node(*received)
             finally:
                 slot.noise = None
             true = difference(returned, _tuple(again), mine, onward)
-            known["measured"] = true.own, true.stream
+            known["measured"] = true.own * exact.times, true.stream * exact.times
             known["tail"] = max(known.get("tail", 0.0), true.tail)
         return Effect(**known)
+
+    def _trial(
+        self,
+        node: Any,
+        slot: Slot,
+        noise: Noise,
+        returned: Gradients,
+        received: Gradients,
+        mine: Sequence[int],
+        onward: Sequence[int],
+    ) -> Change:
+        """What a fresh error of the slot changes, on some rows where those tell."""
+        op, dy = op_name(node), received[0]
+        if not trials.can_try(op, dy):
+            again = noise.during(lambda: node(*received))
+            return difference(returned, _tuple(again), mine, onward)
+        assert dy is not None
+        rows = Rows.of(dy, most=trials.TRIED, seed=self._call)
+        own = flow = tail = 0.0
+        pairs = trials.differences(node, op, slot, noise.added_to, dy, rows)
+        for index, pair in enumerate(pairs):
+            whole = returned[index] if index < len(returned) else None
+            if pair is None or whole is None:
+                continue
+            part, delta = pair
+            change = square(delta) * rows.times
+            if index in mine:
+                own += change
+            elif index in onward and change > 0:
+                size = square(whole)
+                flow = max(flow, change / size if size > 0 else 1.0)
+                tail = max(tail, _worst_row(delta, part))
+        return Change(own, flow, tail)
 
     def _parameters(self, leaves: Sequence[Tensor | None]) -> list[int]:
         """Which of an op's inputs are parameters, not merely inputs that ask for a gradient."""

@@ -36,6 +36,7 @@ from encke.tape.pace import SMALL, Pace, now
 from encke.tape.protocol import Policy, Sight, Site, Treatment
 from encke.tape.records import Record, Records
 from encke.tape.residual import Remainder, added_to, affine_of
+from encke.tape.rows import ExactRows
 from encke.tape.rules import EXACT, INDEX, Need, Rule, exact, find, is_two_valued
 from encke.tape.slot import Recent, Slot
 from encke.tape.store import Geometry
@@ -171,7 +172,7 @@ class Keeping:
         sides = store.find_sides(storage, geometry)
         sieve = self._sieve(sides, t, treatment) if channels is None else None
         slot = self.pack(site, t, treatment, channels=channels, gate=sieve)
-        self._watched(slot, t, storage, treatment)
+        self._watched(slot, t, treatment)
         store.remember(storage, geometry, slot)
         if sides is not None:
             self._tell(sides, slot)
@@ -179,17 +180,14 @@ class Keeping:
         remember_output(t, source)
         return self._noted(source, site, t, slot.nbytes, treatment.why or slot.why, slot)
 
-    def _watched(
-        self, slot: Slot, t: Tensor, storage: SavedStorage, treatment: Treatment
-    ) -> None:
+    def _watched(self, slot: Slot, t: Tensor, treatment: Treatment) -> None:
         """Let those see it who asked to, and note what backward is to find out."""
         for see in self.packed:
             see(slot, t)
         slot.observed = not slot.is_exact and (treatment.observe or treatment.check)
         slot.probed = treatment.probe
         if treatment.check:
-            slot.check = t.detach()
-            slot.checked = storage.hold()
+            slot.check = ExactRows(t, self.ledger, seed=self.step)
 
     def _tell(self, sides: Sides, slot: Slot) -> None:
         """The values of a ReLU's result are in `slot`."""
@@ -252,7 +250,7 @@ class Keeping:
                     slot.channels = channels
                     return
             self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
-            self._watched(slot, exact, storage, treatment)
+            self._watched(slot, exact, treatment)
             why = treatment.why or slot.why
             if gate is not None:
                 why = f"{why}; only where its ReLU passes"
@@ -287,7 +285,7 @@ class Keeping:
         kept = self.pack(sides.site, out, treatment, gate=sieve)
         if sieve is None and not kept.exact_zeros:
             return False
-        self._watched(kept, out, storage, treatment)
+        self._watched(kept, out, treatment)
         store.remember(storage, Geometry.of(out), kept)
         values = Whole(kept)
         bits = sides.nbytes

@@ -76,6 +76,13 @@ class Passed(Derived):
         super().__init__(of, compute, how)
         self._sides, self._own = sides, own
 
+    @property
+    def gain(self) -> Tensor | None:
+        """How much of an error of the norm's normalised input is in the values."""
+        slot = self._of.slot if isinstance(self._of, Whole) else None
+        normal = slot is not None and slot.channels is not None and slot.remainder is None
+        return self._own[0] if normal else None
+
     def get(self) -> Tensor:
         slot = self._of.slot if isinstance(self._of, Whole) else None
         gain, shift = self._own

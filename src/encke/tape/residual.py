@@ -20,7 +20,7 @@ from encke.tape.derive import Deriver
 from encke.tape.gate import Gate
 from encke.tape.graph import leaf_behind, op_name
 from encke.tape.kept import Sides, Source, Whole
-from encke.tape.norm_outputs import Affine
+from encke.tape.norm_outputs import Affine, Passed
 from encke.tape.slot import Slot
 
 _STEEPEST = 4.0  # the largest mean of 1/γ² with which it is done
@@ -42,6 +42,17 @@ class Remainder:
         """The slots whose errors are in the values."""
         yield from self._out.slots()
         yield from self._added.slots()
+
+    @property
+    def out(self) -> Slot:
+        """What the block puts out."""
+        return self._out.slot
+
+    def gain_of(self, slot: Slot) -> Tensor | None:
+        """How much of an error of `slot` is in the sum, by channel; None if that is not known."""
+        if slot is self._out.slot or isinstance(self._added, Whole):
+            return torch.ones(()) if slot.channels is None else None
+        return self._added.gain if isinstance(self._added, Passed) else None
 
     def is_probed(self) -> bool:
         """Whether one of the slots hands out something else than it holds, for a probe."""

@@ -18,6 +18,7 @@ from encke.tape.lane import Parcel
 from encke.tape.ledger import Held, Ledger, WaitingHeld
 from encke.tape.offload import Spooled
 from encke.tape.protocol import Site
+from encke.tape.rows import ExactRows
 from encke.tape.witness import check_version
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ class Slot:
         "_version",
         "channels",
         "check",
-        "checked",
         "codec",
         "error",
         "exact_zeros",
@@ -113,9 +113,8 @@ class Slot:
         self.values = 0
         #: Places in the forward pass of the ops that will ask for the values in backward.
         self._asked_by: list[int] = []
-        #: The exact tensor, kept beside for a comparison of gradients.
-        self.check: Tensor | None = None
-        self.checked: Held | None = None
+        #: Exact rows, kept beside for a comparison of gradients.
+        self.check: ExactRows | None = None
         #: Whether its effect on gradients is measured in backward.
         self.observed = False
         #: Whether ops that use it may be called again for that.

@@ -22,6 +22,7 @@ from encke.tape.kept import Integers, Sides, Source, Whole
 from encke.tape.ledger import Held, Ledger, PlainHeld
 from encke.tape.protocol import KEEP, Sight, Site
 from encke.tape.records import Record
+from encke.tape.rows import ExactRows
 from encke.tape.slot import Recent, Slot
 
 if TYPE_CHECKING:
@@ -224,8 +225,7 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
             asked = (treatment.observe and treatment.probe) or treatment.check
             slot.observed = not slot.is_exact and asked
             if treatment.check:
-                slot.check = t.clone()
-                slot.checked = Held(tape.ledger, count)
+                slot.check = ExactRows(t, tape.ledger, seed=tape.step)
             source = Whole(slot)
         how, codec, error, stored = slot.kind, slot.codec, slot.error, slot.nbytes
         why = treatment.why or slot.why

@@ -59,7 +59,7 @@ def _instead(slot: Slot, step: int) -> list[Callable[[Tensor], Tensor]]:
     noise = Noise(slot, step)
     if exact is None:
         return [noise.added_to]
-    return [noise.added_to, lambda given: torch.empty_like(given).copy_(exact)]
+    return [noise.added_to, lambda given: exact.put_into(given.clone())]
 
 
 def _observed(program: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[int, Slot]:
@@ -113,6 +113,7 @@ def _report(
     place = graph.places[index]
     # One comparison for a tensor: where its error matters most.
     judged = max(found, key=found.__getitem__, default=None)
+    times = slot.check.times if slot.check is not None else 1.0
     for name, change in found.items():
         tape.report(
             Effect(
@@ -126,6 +127,8 @@ def _report(
                 parameter=name,
                 parameter_square=squares[name],
                 probed=change,
-                measured=(true.get(name, 0.0), 0.0) if true and name == judged else None,
+                measured=(true.get(name, 0.0) * times, 0.0)
+                if true and name == judged
+                else None,
             )
         )

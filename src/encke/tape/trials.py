@@ -1,0 +1,205 @@
+"""Trying an error on a few rows of an op's backward.
+
+Calling a node again costs as much as its backward, and as much memory. The ops here treat the
+rows of a batch alike, so some rows say what the error does to all of them: their backward is
+computed twice, as it is and with a fresh error, and what changes is scaled up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encke.tape.graph import has_hooks, raw_saved, saved_tensor
+from encke.tape.kept import Source, Whole
+from encke.tape.rows import Rows
+from encke.tape.slot import Slot
+
+Gradients = Sequence[Tensor | None]
+#: Gives what a node saved under a role, cut to the rows of the trial.
+Saved = Callable[[str], Tensor]
+Backward = Callable[[Any, Tensor, Saved], Gradients]
+
+TRIED = 1 << 17  # values of the gradient that comes in
+_aten = torch.ops.aten
+_backwards: dict[str, Backward] = {}
+
+
+def can_try(op: str, dy: Tensor | None) -> bool:
+    """Whether a trial on some rows tells what the error of a saved tensor does."""
+    return op in _backwards and dy is not None and dy.ndim >= 2 and type(dy) is Tensor
+
+
+def differences(
+    node: Any,
+    op: str,
+    slot: Slot,
+    noise: Callable[[Tensor], Tensor],
+    dy: Tensor,
+    rows: Rows,
+) -> Iterator[tuple[Tensor, Tensor] | None]:
+    """For each gradient that `op` returns: of the rows tried, and by how much it changes.
+
+    noise  gives values of the slot with an error added
+    """
+    some = rows.cut(dy, dy.ndim)
+    clean: dict[str, Tensor] = {}
+
+    def exact(role: str) -> Tensor:
+        if role not in clean:
+            clean[role] = rows.cut(_look(node, role), dy.ndim)
+        return clean[role]
+
+    def noisy(role: str) -> Tensor:
+        source = _source(node, role)
+        if source is None or all(one is not slot for one in source.slots()):
+            return exact(role)
+        if isinstance(source, Whole) and slot.channels is None and slot.gate is None:
+            return noise(exact(role))
+        with _handing_out(slot, noise):
+            return rows.cut(_look(node, role), dy.ndim)
+
+    backward = _backwards[op]
+    before, after = backward(node, some, exact), backward(node, some, noisy)
+    for edge, (a, b) in enumerate(zip(before, after, strict=True)):
+        if a is None or b is None:
+            yield None
+            continue
+        maker, number = node.next_functions[edge]
+        shape = rows.size(maker._input_metadata[number].shape, dy.ndim)
+        a, b = a.sum_to_size(shape), b.sum_to_size(shape)
+        yield a, b.sub_(a) if b.data_ptr() != a.data_ptr() else b - a
+
+
+def _source(node: Any, role: str) -> Source | None:
+    """Where a saved tensor comes from, if the tape keeps it."""
+    raw = raw_saved(node, role)
+    handle = raw.data if raw is not None and has_hooks(raw) else None
+    source = getattr(handle, "source", None)
+    return source if isinstance(source, Source) else None
+
+
+def _look(node: Any, role: str) -> Tensor:
+    """What a node saved, without counting as a use of it."""
+    source = _source(node, role)
+    if source is None:
+        found = saved_tensor(node, role)
+        assert found is not None
+        return found.detach()
+    unused = [slot for slot in source.slots() if slot.noise is None]
+    for slot in unused:
+        slot.noise = _as_it_is
+    try:
+        return source.get()
+    finally:
+        for slot in unused:
+            slot.noise = None
+
+
+def _as_it_is(decoded: Tensor) -> Tensor:
+    return decoded
+
+
+@contextmanager
+def _handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    slot.noise = noise
+    try:
+        yield
+    finally:
+        slot.noise = None
+
+
+# -- the ops -------------------------------------------------------------------------------
+
+
+def _backward(*ops: str) -> Callable[[Backward], Backward]:
+    def register(function: Backward) -> Backward:
+        _backwards.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+@_backward("Gelu")
+def _gelu(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.gelu_backward(dy, saved("self"), approximate=node._saved_approximate),)
+
+
+@_backward("Silu")
+def _silu(_node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.silu_backward(dy, saved("self")),)
+
+
+@_backward("Mish")
+def _mish(_node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.mish_backward(dy, saved("self")),)
+
+
+@_backward("Hardswish")
+def _hardswish(_node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.hardswish_backward(dy, saved("self")),)
+
+
+@_backward("Tanh")
+def _tanh(_node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.tanh_backward(dy, saved("result")),)
+
+
+@_backward("Sigmoid")
+def _sigmoid(_node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    return (_aten.sigmoid_backward(dy, saved("result")),)
+
+
+@_backward("Softmax", "SafeSoftmax")
+def _softmax(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    result, dimension = saved("result"), _signed(node._saved_dim)
+    if dimension % dy.ndim == 0:  # rows are not alike there
+        return (None,)
+    return (_aten._softmax_backward_data(dy, result, dimension, result.dtype),)
+
+
+def _signed(number: int) -> int:
+    """Autograd shows a negative number as one of 64 bits without a sign."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+@_backward("Mul")
+def _mul(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    one, other = (edge is not None for edge, _ in node.next_functions[:2])
+    return (dy * saved("other") if one else None, dy * saved("self") if other else None)
+
+
+@_backward("Pow")
+def _pow(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    exponent = node._saved_exponent
+    return (dy * saved("self").pow(exponent - 1).mul_(exponent),)
+
+
+@_backward("Bmm")
+def _bmm(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    one, other = (edge is not None for edge, _ in node.next_functions)
+    return (
+        dy @ saved("mat2").mT if one else None,
+        saved("self").mT @ dy if other else None,
+    )
+
+
+@_backward("ScaledDotProductFlashAttentionForCpu")
+def _attention(node: Any, dy: Tensor, saved: Saved) -> Gradients:
+    mask = None if node._saved_attn_mask is None else saved("attn_mask")
+    gradients: Gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        dy,
+        *(saved(role) for role in ("query", "key", "value", "output", "logsumexp")),
+        node._saved_dropout_p,
+        node._saved_is_causal,
+        attn_mask=mask,
+        scale=node._saved_scale,
+    )
+    return tuple(
+        gradient if edge is not None else None
+        for gradient, (edge, _) in zip(gradients, node.next_functions, strict=False)
+    )
