@@ -85,7 +85,7 @@ void one_thread(uint64_t seed) {
     check(pool.reserve(size_t{256} << 20), "address space can be reserved");
     Random random(seed);
     std::vector<Block> live;
-    size_t bytes = 0, refused = 0;
+    size_t refused = 0;
     char* lowest = static_cast<char*>(pool.allocate(1));
     check(pool.free(lowest), "a block of one byte");
     for (uint64_t step = 0; step < 60000; ++step) {
@@ -112,13 +112,14 @@ void one_thread(uint64_t seed) {
             check(pages * pool.page() <= now.resident, "resident is an upper bound");
         }
     }
-    for (const Block& block : live) bytes += block.words * 8, free_block(pool, block);
+    for (const Block& block : live) free_block(pool, block);
     pool.trim();
     const auto end = pool.statistics();
     check(end.live == 0 && end.resident == 0 && end.blocks == 0,
           "everything can be given back");
     check(counted(lowest, end.reserved, pool.page()) == 0, "and the system has it");
     check(pool.allocate(end.reserved) != nullptr, "free extents become one again");
+    check(pool.allocate(1) == nullptr, "a full pool has no room");
     std::printf("one thread: %zu blocks, %zu MB given back, %zu refused\n", end.allocations,
                 end.returned >> 20, refused);
 }
