@@ -52,4 +52,6 @@ def run(program: str, *, install: bool = True, **environment: str) -> str:
 
 def reason() -> str:
     """Why the pool cannot be installed here; empty if it can."""
-    return run("encke.memory.install()\nprint(encke.memory.pool().reason)", install=False).strip()
+    return run(
+        "encke.memory.install()\nprint(encke.memory.pool().reason)", install=False
+    ).strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -240,5 +241,14 @@ def test_workers_of_a_data_loader_are_forked(tmp_path: Path) -> None:
 def test_workers_of_a_data_loader_are_spawned(tmp_path: Path) -> None:
     path = tmp_path / "loader.py"
     path.write_text(LOADER.format(methods=["spawn"]))
-    program = f"import subprocess, sys; subprocess.run([sys.executable, {str(path)!r}], check=True)"
+    program = (
+        f"import subprocess, sys; subprocess.run([sys.executable, {str(path)!r}], check=True)"
+    )
     run(program, install=False)
+
+
+def test_the_examples_of_the_document_run() -> None:
+    page = Path(__file__).parents[2] / "docs" / "memory.md"
+    programs = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(programs) >= 2
+    assert "not" not in run("\n".join(programs), install=False)

@@ -20,7 +20,9 @@ extern void *__libc_malloc(size_t), *__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
 void *malloc(size_t n) { return __libc_malloc(n); }
 void free(void *p) { __libc_free(p); }
-int posix_memalign(void **p, size_t a, size_t n) { return (*p = __libc_memalign(a, n)) ? 0 : 12; }
+int posix_memalign(void **p, size_t a, size_t n) {
+    return (*p = __libc_memalign(a, n)) ? 0 : 12;
+}
 """
 
 

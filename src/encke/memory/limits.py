@@ -29,7 +29,7 @@ def _cgroup_limits() -> list[int]:
         lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:
         return []
-    limits = []
+    limits: list[int | None] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -40,14 +40,17 @@ def _cgroup_limits() -> list[int]:
             continue
         folder = root / path.lstrip("/")
         for place in (folder, *folder.parents):
-            try:
-                limits.append(int((place / name).read_text()))
-            except (OSError, ValueError):  # no such file, or "max"
-                continue
-            finally:
-                if place == root:
-                    break
-    return [limit for limit in limits if limit > 0]
+            if place.is_relative_to(root):
+                limits.append(_number(place / name))
+    return [limit for limit in limits if limit is not None and limit > 0]
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if it has another word ("max") or is not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def refusal(reserve: int) -> str:

@@ -1,6 +1,6 @@
 """The memory pool against glibc: time of a block, and growth of a heap of equal sizes.
 
-    python benchmarks/memory/pool.py
+    python benchmarks/memory_pool.py
 
 Writes benchmarks/results/memory_pool.csv. Each measurement runs in a process of its own, with
 one thread, in turn with its counterpart; the best of the repeats counts for times, the median
@@ -9,9 +9,9 @@ for memory.
 - `pair`: seconds of `torch.empty(n)` and freeing it, among 200 live blocks of mixed sizes, with
   the time of torch itself. `pair of 64 bytes` never reaches the pool: it shows that time, and
   what the pool adds to small blocks.
-- `growth`: 20 blocks of different sizes; half of them are freed and allocated again, one by one,
-  with a small tensor in between, 200 times. Bytes by which the process grew, relative to those
-  20 blocks.
+- `growth`: 20 blocks of different sizes; half of them are freed and allocated again, one by
+  one, with a small tensor in between, 200 times. Bytes by which the process grew, relative to
+  those 20 blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "memory_pool.csv"
 REPEATS = 5
 KB, MB = 1 << 10, 1 << 20
@@ -102,7 +102,9 @@ def rows() -> list[Row]:
 def main() -> None:
     table = rows()
     with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(
+            file, [field.name for field in fields(Row)], lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(asdict(row) for row in table)
     print(f"{'':18} {'glibc':>9} {'pool':>9}")
