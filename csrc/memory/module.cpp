@@ -12,10 +12,13 @@ NB_MODULE(_pool, m) {
     m.def("install", &memory::install);
     m.def("uninstall", &memory::uninstall);
     m.def("is_installed", &memory::is_installed);
-    m.def("trim", [] {
-        memory::Pool* pool = memory::installed_pool();
-        return pool == nullptr ? size_t{0} : pool->trim();
-    });
+    m.def(
+        "trim",
+        [] {
+            memory::Pool* pool = memory::installed_pool();
+            return pool == nullptr ? size_t{0} : pool->trim();
+        },
+        nb::call_guard<nb::gil_scoped_release>());
     m.def("reset_peak", [] {
         if (memory::Pool* pool = memory::installed_pool()) pool->reset_peak();
     });

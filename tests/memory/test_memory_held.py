@@ -32,6 +32,7 @@ def test_a_freed_place_serves_the_next_block_of_the_same_size() -> None:
     """)
 
 
+@pytest.mark.slow
 def test_equal_sizes_that_come_and_go_do_not_make_the_process_grow() -> None:
     grown = int(run(GROWTH))
     assert grown < 4096

@@ -70,6 +70,23 @@ def test_blocks_from_before_the_installation_are_freed() -> None:
     )
 
 
+def test_pages_of_libc10_are_as_protected_as_before() -> None:
+    run(
+        """
+        def protections():
+            with open("/proc/self/maps") as file:
+                parts = [line.split() for line in file if line.rstrip().endswith("/libc10.so")]
+            return [part[:2] for part in parts]
+        before = protections()
+        assert encke.memory.install()
+        assert protections() == before and len(before) >= 2
+        encke.memory.uninstall()
+        assert protections() == before
+        """,
+        install=False,
+    )
+
+
 def test_live_blocks_outlive_uninstalling() -> None:
     run("""
     held = [block(size, value=size) for size in (1, 2, 50)]

@@ -39,9 +39,8 @@ def _cgroup_limits() -> list[int]:
         else:
             continue
         folder = root / path.lstrip("/")
-        for place in (folder, *folder.parents):
-            if place.is_relative_to(root):
-                limits.append(_number(place / name))
+        places = [place for place in (folder, *folder.parents) if place.is_relative_to(root)]
+        limits += [_number(place / name) for place in places]
     return [limit for limit in limits if limit is not None and limit > 0]
 
 
