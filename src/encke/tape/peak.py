@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from encke import memory
+from encke.memory import pool
 
 try:
     import resource
@@ -40,7 +40,7 @@ _LARGEST_THRESHOLD = 64 << 20  # bytes; larger blocks always get pages of their 
 
 def trim() -> bool:
     """Give freed memory back to the system, where the allocator can; whether it could."""
-    returned = memory.pool().trim()
+    returned = pool().trim()
     release = _malloc_trim()
     return bool(returned) | (release is not None and bool(release(0)))
 
