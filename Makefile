@@ -17,7 +17,7 @@ SOURCES := $(shell find src csrc -type f \( -name '*.py' -o -name '*.cpp' -o -na
 CXX_SOURCES := $(shell find csrc fuzz -type f \( -name '*.cpp' -o -name '*.hpp' -o -name '*.h' \) \
                  2>/dev/null)
 
-.PHONY: help setup demo test quick browser-test lint docs bench programs gpu-check exhaustive fuzz dev clean
+.PHONY: help setup demo test quick browser-test lint docs bench programs gpu-check exhaustive pool-check fuzz dev clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,19 +71,30 @@ exhaustive: setup ## every float32 pattern through `fixed`, five ways; takes som
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/check --target exhaustive
 	$(BIN)/python benchmarks/exhaustive.py build/check/exhaustive
 
+pool-check: $(BIN)/python ## the memory pool at random, under ASan and UBSan, then under TSan
+	@$(BIN)/python -c "import cmake, nanobind, ninja" 2>/dev/null || $(PIP) cmake nanobind ninja
+	for kind in address,undefined thread; do \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S . -B build/pool-$${kind%%,*} -G Ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DENCKE_POOL_SANITIZERS=$$kind >/dev/null; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/pool-$${kind%%,*} \
+	    --target pool_stress; \
+	  build/pool-$${kind%%,*}/pool_stress; \
+	done
+
 fuzz: setup ## hostile streams against the decoders, with sanitizers
 	VENV=$(VENV) bash fuzz/run.sh
 
-dev: $(BIN)/python ## build the native module into src/, for work with PYTHONPATH=src
+dev: $(BIN)/python ## build the native modules into src/, for work with PYTHONPATH=src
 	@$(BIN)/python -c "import cmake, nanobind, ninja" 2>/dev/null || $(PIP) cmake nanobind ninja
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake -S . -B build/dev -G Ninja \
 	  -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(abspath $(BIN)/python)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cmake --build build/dev
 	cp build/dev/_native*.so src/encke/ops/native/
+	[ ! -e build/dev/_pool*.so ] || cp build/dev/_pool*.so src/encke/memory/
 
 clean: ## remove what was built; the virtual environment stays
 	rm -rf build dist site _skbuild .mypy_cache .ruff_cache .pytest_cache .hypothesis results/demo
-	rm -f src/encke/ops/native/_native*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed $(VENV)/.encke-docs-installed $(VENV)/.encke-programs-installed
+	rm -f src/encke/ops/native/_native*.so src/encke/memory/_pool*.so $(VENV)/.encke-installed $(VENV)/.encke-bench-installed $(VENV)/.encke-docs-installed $(VENV)/.encke-programs-installed
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

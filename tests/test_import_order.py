@@ -15,6 +15,7 @@ import encke
 LAYERS = (
     {"errors"},
     {"atomic"},
+    {"memory"},
     {"bound"},
     {"ops"},
     {"codec"},

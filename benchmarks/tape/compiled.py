@@ -124,10 +124,10 @@ class Bench:
 
     def __init__(self, name: str) -> None:
         import torch
-        from memory import feed
 
         import encke
         from encke.study import zoo
+        from memory import feed
 
         self.kind, options, self.batch = MODELS[name]
         torch.manual_seed(0)
@@ -166,9 +166,9 @@ class Bench:
 def measure(name: str, ways: list[str], steps: int) -> Iterator[dict[str, Any]]:
     """A row and the curve of one step for each way, measured in this process."""
     import torch
-    from memory import median, settled_allocator
 
     from encke.tape.peak import Peak, return_at_once
+    from memory import median, settled_allocator
 
     bench = Bench(name)
     batches, plain = bench.batches, bench.plain

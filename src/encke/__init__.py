@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from encke import wire
+    from encke import memory, wire
     from encke.bound import (
         Absolute,
         Bound,
@@ -52,7 +52,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
 
 #: Folders that are public as such.
-_FOLDERS = ("wire",)
+_FOLDERS = ("memory", "wire")
 
 # Public names and where they live. They are imported on first use, so that
 # `encke --help` does not wait for torch.
@@ -116,6 +116,7 @@ __all__ = [
     "attach",
     "compress",
     "decompress",
+    "memory",
     "wire",
 ]
 

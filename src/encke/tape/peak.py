@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+from encke.memory import pool
+
 try:
     import resource
 except ImportError:  # Windows
@@ -38,8 +40,9 @@ _LARGEST_THRESHOLD = 64 << 20  # bytes; larger blocks always get pages of their 
 
 def trim() -> bool:
     """Give freed memory back to the system, where the allocator can; whether it could."""
+    returned = pool().trim()
     release = _malloc_trim()
-    return release is not None and bool(release(0))
+    return bool(returned) | (release is not None and bool(release(0)))
 
 
 def return_at_once(threshold: int = 65536) -> bool:
