@@ -104,6 +104,13 @@ int encke_gated_add(const void* values, int64_t chosen, const uint8_t* bits, int
                                       to, count);
 }
 
+int encke_norm_backward(const void* dy, const void* x, const float* mean, const float* spread,
+                        const float* weight, int64_t outer, int64_t channels, int64_t inner,
+                        void* dx, float* weight_gradient, float* offset_gradient) {
+    return encke::kernels().norm_backward(dy, x, mean, spread, weight, outer, channels, inner,
+                                          dx, weight_gradient, offset_gradient);
+}
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype) {
     return sized(encke::kernels().index_encode(x, count, dtype, result));
 }

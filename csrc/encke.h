@@ -86,6 +86,13 @@ int encke_gated_add(const void* values, int64_t chosen, const uint8_t* bits, int
                     const float* gain, const float* shift, int64_t channels, int64_t inner,
                     void* to, int64_t count);
 
+// The gradients of a batch norm in training: of its input, over x itself if dx is x, of its
+// weight (null: one) and of its offset. Value i has channel (i / inner) % channels; `spread` is
+// one over the deviation.
+int encke_norm_backward(const void* dy, const void* x, const float* mean, const float* spread,
+                        const float* weight, int64_t outer, int64_t channels, int64_t inner,
+                        void* dx, float* weight_gradient, float* offset_gradient);
+
 int64_t encke_index_encode(const void* x, int64_t count, int dtype);
 int encke_index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                        int dtype);

@@ -32,6 +32,8 @@ struct Kernels {
                       const float*, int64_t, int64_t, void*, int64_t);
     int (*gated_add)(const void*, int64_t, const uint8_t*, int64_t, const float*, const float*,
                      int64_t, int64_t, void*, int64_t);
+    int (*norm_backward)(const void*, const void*, const float*, const float*, const float*,
+                         int64_t, int64_t, int64_t, void*, float*, float*);
 };
 
 }  // namespace encke

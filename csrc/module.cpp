@@ -156,6 +156,18 @@ NB_MODULE(_native, m) {
         },
         Release());
     m.def(
+        "norm_backward",
+        [](uintptr_t dy, uintptr_t x, uintptr_t mean, uintptr_t spread, uintptr_t weight,
+           int64_t outer, int64_t channels, int64_t inner, uintptr_t dx,
+           uintptr_t weight_gradient, uintptr_t offset_gradient) {
+            return encke_norm_backward(
+                in(dy), in(x), static_cast<const float*>(in(mean)),
+                static_cast<const float*>(in(spread)), static_cast<const float*>(in(weight)),
+                outer, channels, inner, out(dx), static_cast<float*>(out(weight_gradient)),
+                static_cast<float*>(out(offset_gradient)));
+        },
+        Release());
+    m.def(
         "index_encode",
         [](uintptr_t x, int64_t count, int dtype) {
             return encke_index_encode(in(x), count, dtype);

@@ -29,7 +29,8 @@ from rows import Rows
 
 COLUMNS = (
     "model", "batch", "way", "seed", "steps",
-    "peak_mb", "typical_mb", "first_mb", "worst_over_typical", "seconds", "step_seconds", "loss",
+    "peak_mb", "typical_mb", "first_mb", "worst_over_typical",
+    "seconds", "step_seconds", "loss",
     "stored_mb", "expected_mb", "said",
 )  # fmt: skip
 KEY = ("model", "batch", "way", "seed", "steps")
@@ -185,7 +186,8 @@ def main() -> None:
                 if row is not None:
                     rows.put(**row)
                     print(
-                        f"{name:10} {batch:3} {way:24} seed {seed}: peak {row['peak_mb']:7.1f} MB, "
+                        f"{name:10} {batch:3} {way:24} seed {seed}: "
+                        f"peak {row['peak_mb']:7.1f} MB, "
                         f"typical {row['typical_mb']:7.1f}, {row['seconds']:6.1f} s, "
                         f"loss {row['loss']:.4f}",
                         flush=True,

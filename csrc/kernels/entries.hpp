@@ -46,6 +46,11 @@ int gated_add(const void* values, int64_t chosen, const uint8_t* bits, int64_t s
               const float* gain, const float* shift, int64_t channels, int64_t inner, void* to,
               int64_t count);
 
+// The gradients of a batch norm's input (x itself may be given for dx), weight and offset.
+int norm_backward(const void* dy, const void* x, const float* mean, const float* spread,
+                  const float* weight, int64_t outer, int64_t channels, int64_t inner, void* dx,
+                  float* weight_gradient, float* offset_gradient);
+
 int index_encode(const void* x, int64_t count, int dtype, Parts& to);
 int index_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
 

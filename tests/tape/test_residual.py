@@ -175,13 +175,3 @@ def test_a_result_of_relu_is_packed_without_its_zeros() -> None:
     assert effect.mean_square == pytest.approx(
         0.05**2 / 3 * slot.values / exact.numel(), rel=1e-6
     )
-
-
-def test_masks_of_patches_take_less_than_a_bit_a_value() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
-    tape = encke.attach(net, policy=Gating(0.05))
-    smooth = F.interpolate(torch.randn(2, 1, 6, 6), size=(96, 96), mode="bilinear")
-    net(smooth).sum().backward()
-    mask = tape.records.get(Site("1", "Relu", "result"))
-    assert 0 < mask.stored < 2 * 4 * 96 * 96 / 8 / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -17,9 +18,12 @@ from encke.control.hooks import ModelHooks, hooks_of
 from encke.control.optimizers import OptimizerSteps, unfollow
 from encke.control.reference import Kind
 from encke.errors import UnsupportedError
+from encke.memory import pool as memory_pool
 from encke.tape import Policy, Tape
 from encke.tape.compiled import attach_graphs, compiled_module
 from encke.tape.telemetry import Target
+
+logger = logging.getLogger("encke")
 
 #: Of a step's time: what a tape may take unless its user says otherwise.
 SLOWDOWN = 0.3
@@ -34,6 +38,7 @@ def attach(
     policy: Policy | None = None,
     reference: Kind | None = None,
     slowdown: float | None = None,
+    pool: bool = True,
     log: Target | None = None,
     **options: Any,
 ) -> Tape:
@@ -48,6 +53,8 @@ def attach(
                bytes for its time is left to autograd, and where little would be saved, all
                of it. 0.3 unless given; with a policy or a budget of your own, and with
                `math.inf`, any
+    pool       whether torch's CPU blocks come from the pool of `encke.memory` from now on:
+               with the C library's heap, storing less hardly lowers the process's peak
     log        where every step is recorded: a path, a function, a SummaryWriter (`Tape.log_to`)
     options    of `encke.control.adaptive.Adaptive`
 
@@ -93,6 +100,8 @@ def attach(
     limited = policy is None and budget is None
     if slowdown is None and limited:
         slowdown = SLOWDOWN
+    if pool:
+        _install_pool(model)
     tape = Tape(deciding, model=model, slowdown=arguments.slowdown(slowdown))
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
@@ -132,6 +141,19 @@ def check_options(
         raise UnsupportedError(
             f"{', '.join(options)} set the controller, but policy={policy!r:.80} takes its "
             "place; leave the policy out, or set them on it"
+        )
+
+
+def _install_pool(model: nn.Module) -> None:
+    """Install the pool for a model on the host; where it cannot be, say so once."""
+    memory = memory_pool()
+    if memory.is_installed or any(p.device.type != "cpu" for p in model.parameters()):
+        return
+    before = memory.reason
+    if not memory.install() and memory.reason != before:
+        logger.info(
+            "tensors come from the C library's heap, which may keep freed memory: %s",
+            memory.reason,
         )
 
 

@@ -1,10 +1,11 @@
 """Measuring, in backward, what the error of a kept tensor does to an op's gradients.
 
 For a product of activations and weights the closed form of `products` needs only ‖dY‖², and
-for a norm that of `norm_effects` little more. Ops that treat the rows of a batch alike are tried
-on a few of them (`trials`), with a fresh error of the same size on top of what was decoded. Every
-other node is called again with such an error, and the results are compared: that one op, nothing
-else of the graph. With exact values at hand the same call gives the true error.
+for a norm that of `norm_effects` little more. Ops that treat the rows of a batch alike are
+tried on a few of them (`trials`), with a fresh error of the same size on top of what was
+decoded. Every other node is called again with such an error, and the results are compared:
+that one op, nothing else of the graph. With exact values at hand the same call gives the true
+error.
 """
 
 from __future__ import annotations

@@ -6,13 +6,24 @@ import torch
 from torch import Tensor
 
 from encke.errors import EnckeError
-from encke.tape.kept import Source
+from encke.tape.backward_kernels import can_lend, lend
+from encke.tape.channels import NORMS
+from encke.tape.kept import Combined, Derived, Sides, Source, Whole
 from encke.tape.ledger import SavedStorage
 from encke.tape.pace import now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Site
 from encke.tape.store import is_dense, overlaps
 from encke.tape.witness import Witness
+
+#: Ops whose backward can use the memory of what they are given.
+_BORROWERS = frozenset(
+    [("Relu", "result"), ("Convolution", "input"), *((op, "input") for op in NORMS)]
+)
+
+
+def _can_be_lent(t: Tensor) -> bool:
+    return t.device.type == "cpu" and t.dtype == torch.float32
 
 
 class Handle:
@@ -25,6 +36,7 @@ class Handle:
     __slots__ = (
         "_device",
         "_dtype",
+        "_lends",
         "_passes",
         "_storage",
         "_stride",
@@ -48,6 +60,7 @@ class Handle:
         self._stride = t.stride() if is_dense(t) or self._is_exact(t) else None
         self._dtype, self._device = t.dtype, t.device
         self._witness = Witness(t)
+        self._lends = (site.op, site.role) in _BORROWERS and _can_be_lent(t)
         self._storage = storage
 
     def _is_exact(self, t: Tensor) -> bool:
@@ -64,7 +77,11 @@ class Handle:
 
     def _checked(self) -> Tensor:
         self._witness.check(self.site, self.shape)
+        # While a graph of backward itself is built, its nodes save what they are given.
+        lends = self._lends and not torch.is_grad_enabled() and can_lend()
         with torch.no_grad():
+            if lends and isinstance(self.source, Sides):
+                return self.source.stand_in()
             t = self.source.get()
             if self.source.how == "shape":
                 return t
@@ -79,4 +96,19 @@ class Handle:
                 t = torch.empty_strided(
                     self.shape, self._stride, dtype=t.dtype, device=t.device
                 ).copy_(t)
+                if lends:
+                    lend(t)
+            elif lends and self._is_alone(t):
+                lend(t)
         return t
+
+    def _is_alone(self, t: Tensor) -> bool:
+        """Whether nobody else will ever look at the memory of `t`."""
+        if not isinstance(self.source, Whole | Derived | Combined):
+            return False
+        slots = list(self.source.slots())
+        return (
+            bool(slots)
+            and not any(slot.is_exact for slot in slots)
+            and not any(slot.remembers(t) for slot in slots)
+        )

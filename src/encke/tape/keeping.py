@@ -63,7 +63,6 @@ class Keeping:
         #: Hooks for the node whose tensors are being kept.
         self.straightened: list[Straighten] = []
         self._choices = Choices()
-        self._latest: weakref.ref[Sides] | None = None
         self._lanes: Lanes | None = None
         self._unsettled: deque[weakref.ref[Unsettled]] = deque()
 
@@ -399,21 +398,12 @@ class Keeping:
         source = TwoValued(t, scale, self.ledger)
         return self._noted(source, site, t, source.nbytes, "two values: one bit each")
 
-    def settle_sides(self) -> None:
-        """The last mask's bits are not needed as they are any more in this forward pass."""
-        latest = self._latest() if self._latest is not None else None
-        if latest is not None:
-            latest.settle()
-        self._latest = None
-
     def _sides(
         self, node: Any, site: Site, t: Tensor, storage: SavedStorage, rule: Rule
     ) -> Source:
         assert rule.sides is not None
         mask = rule.split(t, node) if rule.split is not None else None
         sides = Sides(site, t, rule.sides(node), self.ledger, mask=mask)
-        self.settle_sides()
-        self._latest = weakref.ref(sides)
         if rule.zero_tells:
             store.remember(storage, Geometry.of(t), sides)
         return self._noted(sides, site, t, sides.nbytes, "only its sign is needed")

@@ -11,7 +11,6 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ from torch import Tensor
 from encke.bound import Lossless
 from encke.codec import compress, layout
 from encke.ops.select import select
+from encke.tape.backward_kernels import stand_in
 from encke.tape.ledger import Held, Ledger
 from encke.tape.protocol import Site
 from encke.tape.slot import Slot
-from encke.tape.tight import Tight
 from encke.tape.witness import check_version
 
 
@@ -114,11 +113,11 @@ class Sides(Source):
     __slots__ = (
         "__weakref__",
         "_again",
+        "_bits",
         "_held",
         "_known",
         "_shape",
         "_sides",
-        "_tight",
         "_values",
         "device",
         "dtype",
@@ -149,14 +148,14 @@ class Sides(Source):
             bits = kernels.positive_encode(layout.to_memory(t, self.order))
         else:
             bits = kernels.mask_encode(layout.to_memory(mask, self.order))
-        self._tight: Tight | None = Tight(bits)
-        self._held: Held | None = Held(ledger, self._tight.nbytes)
+        self._bits: Tensor | None = bits
+        self._held: Held | None = Held(ledger, bits.numel())
         self.dtype, self._sides = t.dtype, sides
         self._values: Source | None = None
         self._known: weakref.ref[Slot] | None = None
-        #: The bits as they are: while what goes with them is packed (see `settle`), and again
-        #: from the first backward that asks for them to the last.
-        self._again: Tensor | None = bits
+        #: The bits again, where the zeros of a slot tell them, from the first backward that
+        #: asks for them to the last.
+        self._again: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,17 +166,15 @@ class Sides(Source):
     @property
     def bits(self) -> Tensor | None:
         """One bit a value in memory order; None where the zeros of a slot tell."""
-        if self._again is not None:
-            return self._again
-        return self._tight.get() if self._tight is not None else None
+        return self._again if self._bits is None else self._bits
 
     @property
     def has_bits(self) -> bool:
-        return self._tight is not None
+        return self._bits is not None
 
     @property
     def nbytes(self) -> int:
-        return self._tight.nbytes if self._tight is not None else 0
+        return self._bits.numel() if self._bits is not None else 0
 
     @property
     def slot(self) -> Slot | None:
@@ -188,26 +185,19 @@ class Sides(Source):
         """The values are in `slot`; the sides stay here."""
         self._known = weakref.ref(slot)
 
-    def settle(self) -> None:
-        """Let go of the bits as they are: nothing more is packed by them."""
-        self._again = None
-
     def follow(self, values: Whole) -> None:
         """From now on the zeros of `values`, which are exact, tell the sides."""
-        self._values, self._tight, self._held = values, None, None
-        self._again = None
+        self._values, self._bits, self._held = values, None, None
         self.known_to(values.slot)
 
     def gate_bits(self) -> Tensor:
         """The bits in memory order, wherever they come from; in backward, where others will
         ask for them too."""
-        if self._again is None:
-            bits = self.bits
-            if bits is None:
-                memory = layout.to_memory(self.mask(), self.order)
-                bits = select(self.device).mask_encode(memory)
-            self._again = bits
-        return self._again
+        bits = self.bits
+        if bits is None:
+            memory = layout.to_memory(self.mask(), self.order)
+            bits = self._again = select(self.device).mask_encode(memory)
+        return bits
 
     def mask(self) -> Tensor:
         bits = self.bits
@@ -226,9 +216,26 @@ class Sides(Source):
         high, low = torch.tensor([one, other], dtype=self.dtype, device=mask.device)
         return torch.where(mask, high, low)
 
+    def stand_in(self) -> Tensor:
+        """For ReLU's backward alone: no values, but `block` is called with the gradient."""
+        return stand_in(self.shape, self.block)
+
+    def block(self, gradient: Tensor) -> Tensor:
+        """The gradient, and zero where the sides say so."""
+        if gradient.dtype != torch.float32 or layout.memory_order(gradient) != self.order:
+            zero = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+            return torch.where(self.mask(), gradient, zero)
+        bits = self.gate_bits()
+        # x · 1 - 0 is x, the negative zero included.
+        gain, shift = torch.ones(1), torch.full((1,), -0.0)
+        memory = layout.to_memory(gradient, self.order)
+        kernels = select(gradient.device)
+        blocked = kernels.affine_where(memory, bits, gain, shift, max(1, memory.numel()))
+        return layout.from_memory(blocked, self.order)
+
     def _ones(self) -> Tensor:
         """Something positive where the sides say so: what ReLU's backward asks for."""
-        bits = self.gate_bits() if self.gates and self._tight is not None else self.bits
+        bits = self.bits
         if bits is not None:
             flat = select(bits.device).positive_decode(bits, math.prod(self._shape), self.dtype)
             return layout.from_memory(flat.view(self._shape), self.order)
@@ -265,7 +272,7 @@ class TwoValued(Source):
 class Integers(Source):
     """Integers or truth values, narrowed without loss; `restore` undoes a change of form."""
 
-    __slots__ = ("_about", "_dtype", "_held", "_restore", "_tight", "nbytes")
+    __slots__ = ("_dtype", "_held", "_packed", "_restore", "nbytes")
     how = "index"
 
     def __init__(
@@ -277,15 +284,13 @@ class Integers(Source):
         restore: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         codec = "mask" if t.dtype == torch.bool else "index"
-        packed = compress(t, Lossless(), codec=codec)
-        self._tight = Tight(packed.payload)
-        self._about = replace(packed, payload=packed.payload[:0])
-        self.nbytes = self._about.nbytes + self._tight.nbytes
+        self._packed = compress(t, Lossless(), codec=codec)
+        self.nbytes = self._packed.nbytes
         self._held = Held(ledger, self.nbytes)
         self._dtype, self._restore = dtype or t.dtype, restore
 
     def get(self) -> Tensor:
-        value = replace(self._about, payload=self._tight.get()).decompress()
+        value = self._packed.decompress()
         return (self._restore(value) if self._restore else value).to(self._dtype)
 
 

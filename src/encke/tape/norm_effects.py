@@ -178,4 +178,5 @@ def _group_norm(node: Any, dy: Tensor, dx: Tensor, variance: float) -> NormChang
 
 
 def _row_squares(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows.float(), dim=1).double() ** 2
+    squares: Tensor = torch.linalg.vector_norm(rows.float(), dim=1).double().square()
+    return squares

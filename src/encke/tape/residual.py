@@ -49,7 +49,7 @@ class Remainder:
         return self._out.slot
 
     def gain_of(self, slot: Slot) -> Tensor | None:
-        """How much of an error of `slot` is in the sum, by channel; None if that is not known."""
+        """How much of an error of `slot` is in the sum, by channel; None if unknown."""
         if slot is self._out.slot or isinstance(self._added, Whole):
             return torch.ones(()) if slot.channels is None else None
         return self._added.gain if isinstance(self._added, Passed) else None

@@ -219,6 +219,13 @@ class Slot:
             self._recent.drop(self)
         return found
 
+    def remembers(self, t: Tensor) -> bool:
+        """Whether the memory of `t` is what is remembered for the next that asks."""
+        found = self._recent.get(self)
+        return (
+            found is not None and found.untyped_storage()._cdata == t.untyped_storage()._cdata
+        )
+
     def will_be_asked(self) -> None:
         """The op that is now being kept for will want the values."""
         self._asked_by.append(self._recent.order)

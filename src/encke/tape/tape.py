@@ -242,7 +242,6 @@ class Tape(Keeping):
         """Everything is kept that backward will ask for."""
         with torch.no_grad():
             self.waiting.settle(all_=True)
-        self.settle_sides()
         self._count_small()
         stored, plain = self.ledger.stored, self.ledger.plain
         self.last_forward = stored, plain

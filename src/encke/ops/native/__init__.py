@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from encke.errors import BackendError, CorruptStreamError
+from encke.memory import pool
 from encke.ops.quantiser import Quantiser
 
 #: Results from this size on are freshly mapped by the system, page by page.
@@ -247,6 +248,29 @@ class Native:
         )
         self._checked(status, to)
 
+    def norm_backward(
+        self, dy: Tensor, x: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        channels = x.shape[1]
+        gradients = torch.empty(2, channels, dtype=torch.float32)
+        outer = x.shape[0]
+        status = self._m.norm_backward(
+            dy.data_ptr(),
+            x.data_ptr(),
+            mean.data_ptr(),
+            spread.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            outer,
+            channels,
+            x.numel() // (outer * channels),
+            x.data_ptr(),
+            gradients[0].data_ptr(),
+            gradients[1].data_ptr(),
+        )
+        if status != 0:
+            self._fail(status)
+        return gradients[0], gradients[1]
+
     def index_encode(self, x: Tensor) -> Tensor:
         return self._taken(self._m.index_encode(x.data_ptr(), x.numel(), _DTYPES[x.dtype]))
 
@@ -265,7 +289,7 @@ class Native:
             out = torch.empty(shape, dtype=dtype)
         except RuntimeError as error:
             raise MemoryError(f"no memory for the decoded tensor: {error}") from None
-        if out.nbytes >= _LARGE:
+        if out.nbytes >= _LARGE and not pool().is_installed:
             self._m.expect(out.data_ptr(), out.nbytes)
         return out
 

@@ -250,7 +250,6 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
 
 
 def _settled(sides: Sides) -> Sides:
-    sides.settle()
     return sides
 
 
