@@ -22,6 +22,10 @@ NB_MODULE(_pool, m) {
     m.def("reset_peak", [] {
         if (memory::Pool* pool = memory::installed_pool()) pool->reset_peak();
     });
+    m.def("take_high_mark", [] {
+        memory::Pool* pool = memory::installed_pool();
+        return pool == nullptr ? size_t{0} : pool->take_high_mark();
+    });
     m.def("statistics", [] {
         memory::Pool* pool = memory::installed_pool();
         const memory::Statistics now =

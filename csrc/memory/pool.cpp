@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace encke::memory {
 
@@ -97,6 +98,7 @@ void* Pool::allocate(size_t bytes) noexcept {
     ++blocks_;
     ++allocations_;
     peak_live_ = std::max(peak_live_, live_);
+    high_mark_ = std::max(high_mark_, live_);
     resident_ += pages - fit.resident;
     fresh_ += pages - fit.resident;
     if (fit.resident != pages) bits_.set(fit.first, pages);
@@ -169,6 +171,11 @@ void Pool::reset_peak() noexcept {
     Guard guard(*this);
     peak_live_ = live_;
     peak_resident_ = resident_;
+}
+
+size_t Pool::take_high_mark() noexcept {
+    Guard guard(*this);
+    return std::exchange(high_mark_, live_) * page_;
 }
 
 Statistics Pool::statistics() const noexcept {

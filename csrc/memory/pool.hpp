@@ -49,6 +49,8 @@ class Pool {
     // From now on no free page stays resident, or as before.
     void keep_nothing(bool nothing) noexcept;
     void reset_peak() noexcept;
+    // The most live bytes since this was called last.
+    size_t take_high_mark() noexcept;
     Statistics statistics() const noexcept;
 
     // Around fork: held before, released in the parent, made anew in the child.
@@ -76,6 +78,7 @@ class Pool {
     RecentPeak recent_;
     bool keep_nothing_ = false;
     size_t live_ = 0, resident_ = 0, peak_live_ = 0, peak_resident_ = 0;  // pages
+    size_t high_mark_ = 0;
     size_t fresh_ = 0, returned_ = 0, blocks_ = 0, allocations_ = 0;
     mutable pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
 };

@@ -41,6 +41,10 @@ class Pool:
         if self._module is not None:
             self._module.reset_peak()
 
+    def take_high_mark(self) -> int:
+        """The most live bytes since this was called last; 0 if the pool was never installed."""
+        return 0 if self._module is None else int(self._module.take_high_mark())
+
     def trim(self) -> int:
         """Give every free page back to the system at once; how many bytes that was."""
         return 0 if self._module is None else int(self._module.trim())

@@ -37,6 +37,7 @@ class Handle:
         "_device",
         "_dtype",
         "_lends",
+        "_order",
         "_passes",
         "_storage",
         "_stride",
@@ -53,9 +54,11 @@ class Handle:
         t: Tensor,
         storage: SavedStorage,
         passes: BackwardPasses,
+        *,
+        order: int = 0,
     ) -> None:
         self.source, self.site = source, site
-        self._passes = passes
+        self._passes, self._order = passes, order
         self.shape = tuple(t.shape)
         self._stride = t.stride() if is_dense(t) or self._is_exact(t) else None
         self._dtype, self._device = t.dtype, t.device
@@ -70,7 +73,7 @@ class Handle:
 
     def get(self) -> Tensor:
         began = now()
-        self._passes.notice()
+        self._passes.notice(self._order)
         t = self._checked()
         self._passes.gave(self.site, began)
         return t

@@ -7,6 +7,7 @@ import torch
 from encke.tape.graph import current_backward
 from encke.tape.pace import Pace, now
 from encke.tape.protocol import Site
+from encke.tape.summit import Summit
 
 
 class BackwardPasses:
@@ -18,15 +19,21 @@ class BackwardPasses:
                   gradient penalty or a Hessian
     """
 
-    __slots__ = ("create_graph", "pace", "ran")
+    __slots__ = ("_summit", "create_graph", "pace", "ran")
 
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self, pace: Pace | None = None, summit: Summit | None = None) -> None:
         self.ran = self.create_graph = False
         self.pace = Pace() if pace is None else pace
+        self._summit = summit
 
-    def notice(self) -> None:
-        """A saved tensor is asked for, before gradients are switched off to decode it."""
+    def notice(self, order: int | None = None) -> None:
+        """A saved tensor is asked for, before gradients are switched off to decode it.
+
+        order  place in the forward pass of the op that asks
+        """
         self.ran = True
+        if order is not None and self._summit is not None:
+            self._summit.backward(order)
         if torch.is_grad_enabled() and current_backward() >= 0:
             self.create_graph = True
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from encke.errors import UnsupportedError
+from encke.memory import pool
 from encke.tape import graph
 from encke.tape.effects import Probe
 from encke.tape.handle import Handle
@@ -19,11 +20,12 @@ from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
 from encke.tape.ledger import Held, PlainHeld, SavedStorage
-from encke.tape.left import Release, left, small
+from encke.tape.left import Release, left, small, tail
 from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
 from encke.tape.rules import may_probe
+from encke.tape.summit import Summit
 from encke.tape.telemetry import Target, Telemetry, log_to
 from encke.tape.watch import Watch, Whereabouts, tensors_in
 
@@ -70,7 +72,10 @@ class Tape(Keeping):
         self.graphs: list[CompiledGraph] = []
         self._ran: set[int] = set()
         self._detached = False
-        self._passes = BackwardPasses(self.pace)
+        self.summit = Summit(pool().take_high_mark)
+        self.summit.is_on = self.pace.slowdown is not None
+        self._passes = BackwardPasses(self.pace, self.summit)
+        self._in_tail = False
         #: Storages of the pass that are too small to be worth any work: address and bytes; and
         #: the node that backward will come to first.
         self._small: dict[int, int] = {}
@@ -148,6 +153,7 @@ class Tape(Keeping):
             "policy": self.policy.state_dict(),
             "choices": self._choices.state_dict(),
             "pace": self.pace.state_dict(),
+            "summit": self.summit.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,6 +166,7 @@ class Tape(Keeping):
         self.policy.load_state_dict(state["policy"])
         self._choices.load_state_dict(state.get("choices", []))
         self.pace.load_state_dict(state.get("pace", {}))
+        self.summit.load_state_dict(state.get("summit", {"on": self.summit.is_on}))
 
     # -- around a forward pass -----------------------------------------------------------
 
@@ -203,6 +210,8 @@ class Tape(Keeping):
             self.end_forward()
 
     def _begin_step(self) -> None:
+        self.summit.begin(ordinary=self.pace.ordinary)
+        self._in_tail = False
         self.pace.begin()
         if self.aside:
             self._say_aside()
@@ -242,10 +251,12 @@ class Tape(Keeping):
         """Everything is kept that backward will ask for."""
         with torch.no_grad():
             self.waiting.settle(all_=True)
-        self._count_small()
+        self.summit.end_forward()
+        self._count_left()
         stored, plain = self.ledger.stored, self.ledger.plain
         self.last_forward = stored, plain
-        self.pace.holds(stored, plain)
+        apart = self.summit.tail_bytes if self._in_tail else 0
+        self.pace.holds(stored - apart, plain - apart)
         if self.aside:
             self._say_aside()
         kept = getattr(self.policy, "kept", None)  # for policies that plan by size
@@ -254,14 +265,26 @@ class Tape(Keeping):
         for log in self.logs:
             log.end_forward(self.records, stored=stored, plain=plain)
 
-    def _count_small(self) -> None:
-        """Count what autograd holds in small tensors, until its backward begins."""
+    def _count_left(self) -> None:
+        """Count what autograd holds in small tensors and in the tail, until its backward."""
         node, self._newest = self._newest, None
         size = sum(self._small.values())
         self._small.clear()
-        if size and node is not None:
+        if node is None:
+            return
+        if size:
             self.records.keep(small(size))
+        if self._in_tail:
+            self.records.keep(tail(self.summit.tail_bytes))
+            size += self.summit.tail_bytes
+        if size:
             node.register_hook(Release(Held(self.ledger, size), PlainHeld(self.ledger, size)))
+
+    def _enter_tail(self) -> None:
+        """From here on the forward pass is left to autograd."""
+        self._in_tail = True
+        with torch.no_grad():
+            self.waiting.settle(all_=True)
 
     @property
     def is_active(self) -> bool:
@@ -346,6 +369,10 @@ class Tape(Keeping):
     # -- what an op saved ----------------------------------------------------------------
 
     def _seen(self, outputs: list[Tensor]) -> None:
+        if self.order >= self.summit.tail:
+            if not self._in_tail:
+                self._enter_tail()
+            return
         began = now()
         nodes, self._last = graph.new_nodes(outputs, self._last)
         if not nodes:
@@ -359,6 +386,7 @@ class Tape(Keeping):
             self._newest = nodes[-1]
             if self.waiting:
                 self.waiting.came_out(outputs)
+        self.summit.forward(self.order, stored=self.ledger.stored, plain=self.ledger.plain)
         self.pace.spend(now() - began)
 
     def _take(self, node: Any) -> None:
@@ -385,7 +413,7 @@ class Tape(Keeping):
                 self._leave(node, site, t, storage)
                 continue
             source = self.keep(node, site, t, storage)
-            handle = Handle(source, site, t, storage, self._passes)
+            handle = Handle(source, site, t, storage, self._passes, order=self.order)
             raw.register_hooks(_Give(handle), unpack)
             if isinstance(source, Sides) and op == "Relu":
                 sides = source
