@@ -15,6 +15,7 @@ import encke
 LAYERS = (
     {"errors"},
     {"atomic"},
+    {"head"},
     {"bound"},
     {"ops"},
     {"codec"},
