@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+#: What a block of logits takes.
+BLOCK_BYTES = 8 << 20
 #: Columns of a block if rows abound: narrower products waste the processor.
 FEWEST_COLUMNS = 128
 

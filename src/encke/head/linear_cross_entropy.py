@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encke.errors import UnsupportedError
-from encke.head.blocks import Projection
-from encke.head.criterion import Criterion, RowGradient, Rows
-from encke.head.passes import Gradients, gradients, sums
-
-BLOCK_BYTES = 8 << 20
+from encke.head.blocks import BLOCK_BYTES, Projection
+from encke.head.criterion import Criterion
+from encke.head.passes import Gradients, backward_pass, forward_pass, row_gradient
 
 
 def linear_cross_entropy(
@@ -153,88 +151,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             found = backward_pass(
                 options.projection(weight, bias),
                 hidden,
-                row_gradient(target, class_weight, options.criterion, lse, upstream, weight),
+                row_gradient(
+                    target, class_weight, options.criterion, lse, upstream, weight.shape[0]
+                ),
                 needs=needs,
             )
         return *found, None, None, None
-
-
-def forward_pass(
-    projection: Projection,
-    hidden: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    criterion: Criterion,
-    loss_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """The loss, and each row's log Σ exp z (0 for rows that are ignored and left out)."""
-    rows = criterion.rows(target, projection.classes, class_weight)
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        hidden = hidden.detach()
-        kept = rows_that_count(rows)
-        some, states = (rows, hidden) if kept is None else (rows.select(kept), hidden[kept])
-        found = sums(
-            projection,
-            states.to(projection.dtype),
-            some,
-            smoothing=criterion.label_smoothing > 0,
-        )
-        losses = criterion.row_losses(some, found, projection.classes)
-        lse = found.lse
-        if kept is not None:
-            lse = lse.new_zeros(target.shape).index_copy_(0, kept, lse)
-            losses = losses.new_zeros(target.shape).index_copy_(0, kept, losses)
-        return criterion.reduce(losses, rows, loss_dtype), lse
-
-
-def row_gradient(
-    target: Tensor,
-    class_weight: Tensor | None,
-    criterion: Criterion,
-    lse: Tensor,
-    upstream: Tensor,
-    weight: Tensor,
-) -> RowGradient:
-    """The gradient of the logits, from what the forward pass has found."""
-    rows = criterion.rows(target, weight.shape[0], class_weight)
-    return criterion.gradient(
-        rows, lse, upstream.reshape(-1) if upstream.dim() else upstream, weight.shape[0]
-    )
-
-
-def backward_pass(
-    projection: Projection,
-    hidden: Tensor,
-    gradient: RowGradient,
-    *,
-    needs: tuple[bool, bool, bool],
-) -> Gradients:
-    """The gradients of hidden states (in their dtype), weight and bias."""
-    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        kept = _few_nonzero(gradient.outer)
-        some = gradient if kept is None else gradient.select(kept)
-        states = hidden.detach() if kept is None else hidden.detach()[kept]
-        found = gradients(projection, states.to(projection.dtype), some, needs=needs)
-        dense = found.hidden
-        if dense is not None:
-            dense = dense.to(hidden.dtype)
-            if kept is not None:
-                dense = torch.zeros_like(hidden).index_copy_(0, kept, dense)
-        return found._replace(hidden=dense)
-
-
-def rows_that_count(rows: Rows) -> Tensor | None:
-    """The rows that are not ignored, if it pays to leave the others out; None if not.
-
-    Masked language models ignore most rows. On a device the host would have to wait for it.
-    """
-    return _few_nonzero(rows.counted)
-
-
-def _few_nonzero(values: Tensor) -> Tensor | None:
-    if values.device.type != "cpu" or int(values.count_nonzero()) > 0.75 * values.numel():
-        return None
-    return values.nonzero().squeeze(1)
 
 
 def composed(
