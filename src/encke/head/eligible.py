@@ -28,12 +28,14 @@ def not_a_head(weight: Tensor) -> None:
 
 def is_head(hidden: Any, weight: Any, bias: Any) -> bool:
     """Whether F.linear of these may give lazy logits."""
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or not isinstance(hidden, Tensor):
+    if torch._C._is_tracing() or not isinstance(weight, Tensor) or weight.dim() != 2:
         return False
     classes, features = weight.shape
     if classes < FEWEST_CLASSES or classes <= CLASSES_PER_FEATURE * features:
         return False
-    if hidden.dim() == 0 or hidden.shape[-1] != features or not is_plain_autograd():
+    if not isinstance(hidden, Tensor) or hidden.dim() == 0:
+        return False
+    if hidden.shape[-1] != features or not is_plain_autograd():
         return False
     given = [t for t in (hidden, weight, bias) if t is not None]
     if not all(_is_plain(t) and t.device == hidden.device for t in given):

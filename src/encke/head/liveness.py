@@ -149,6 +149,15 @@ def _is_read_after(code: CodeType, offset: int, name: str) -> bool:
     handlers = [(h.start, h.end, h.target) for h in entries]
     # The offset may be that of a cache entry behind the instruction.
     start = bisect.bisect_right([each.offset for each in instructions], offset) - 1
+    # `with` may swallow an exception and go on. It is taken to raise it: in the rare case that
+    # it does not, using the logits is an error, and never gives wrong values.
+    raising = {
+        number
+        for number, each in enumerate(instructions)
+        if any(
+            b.opname == "WITH_EXCEPT_START" for b in instructions[max(0, number - 3) : number]
+        )
+    }
     seen: set[int] = set()
     # The call that runs may return, or raise.
     stack = [start + 1, *_targets(handlers, places, offset)]
@@ -167,7 +176,8 @@ def _is_read_after(code: CodeType, offset: int, name: str) -> bool:
         if each.opname in _ENDS:
             continue
         if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
-            stack.append(places[each.argval])
+            if number not in raising:
+                stack.append(places[each.argval])
             if each.opname in _UNCONDITIONAL:
                 continue
         stack.append(number + 1)
