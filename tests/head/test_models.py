@@ -83,8 +83,11 @@ def test_an_unchanged_model(name: str) -> None:
     assert type(out.logits) is LazyLogits
     assert not out.logits.is_computed
     assert abs(out.loss.item() - plain.loss.item()) <= 1e-6 * plain.loss.item()
+    # Gradients that are zero but for rounding (of a key's bias) need a floor.
+    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
     for key, gradient in expected.items():
-        assert (gradients[key] - gradient).norm() <= 2e-6 * gradient.norm(), key
+        allowed = 2e-6 * gradient.norm() + 1e-8 * whole
+        assert (gradients[key] - gradient).norm() <= allowed, key
     assert torch.equal(out.logits, plain.logits)  # computed now
     size = TOKENS * CLASSES * 4
     assert plain_largest >= size
