@@ -26,13 +26,29 @@ def not_a_head(weight: Tensor) -> None:
     _others[weight] = True
 
 
+def may_be_shared(indices: Any, weight: Any) -> bool:
+    """Whether an embedding's weight may be that of a head too."""
+    if torch._C._is_tracing() or not _is_plain(weight) or type(indices) is not Tensor:
+        return False
+    if weight.dim() != 2 or not weight.is_leaf or not weight.requires_grad:
+        return False
+    if weight.numel() * weight.element_size() < SMALLEST or not _has_vocabulary(weight):
+        return False
+    return is_plain_autograd() and indices.dtype in (torch.int32, torch.int64)
+
+
+def _has_vocabulary(weight: Tensor) -> bool:
+    classes, features = weight.shape
+    return classes >= FEWEST_CLASSES and classes > CLASSES_PER_FEATURE * features
+
+
 def is_head(hidden: Any, weight: Any, bias: Any) -> bool:
     """Whether F.linear of these may give lazy logits."""
     if torch._C._is_tracing() or not isinstance(weight, Tensor) or weight.dim() != 2:
         return False
-    classes, features = weight.shape
-    if classes < FEWEST_CLASSES or classes <= CLASSES_PER_FEATURE * features:
+    if not _has_vocabulary(weight):
         return False
+    classes, features = weight.shape
     if not isinstance(hidden, Tensor) or hidden.dim() == 0:
         return False
     if hidden.shape[-1] != features or not is_plain_autograd():

@@ -22,7 +22,8 @@ from encke.errors import EnckeError, UnsupportedError
 from encke.head import hooked
 from encke.head.criterion import REDUCTIONS, Criterion
 from encke.head.cross_entropy import are_class_indices, cross_entropy, is_class_weight
-from encke.head.eligible import is_head, is_plain_autograd, not_a_head
+from encke.head.eligible import is_head, is_plain_autograd, may_be_shared, not_a_head
+from encke.head.embedding import embedding, shared
 from encke.head.family import Family
 from encke.head.forms import METADATA, STEPS, Form, whole_form
 from encke.head.lazy_nodes import LazyCrossEntropy, LazyLinear, LazyStep, Replay, node_of
@@ -228,6 +229,8 @@ def intercept(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """
     if func is F.linear:
         return _linear(*args, **(kwargs or {}))
+    if func is F.embedding:
+        return _embedding(*args, **(kwargs or {}))
     if func is F.cross_entropy and is_plain_autograd():
         try:
             given = _loss_arguments(*args, **(kwargs or {}))
@@ -250,9 +253,23 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
     form = whole_form(
         tuple(input.shape[:-1]), weight.shape[0], dtype=dtype, device=input.device
     )
-    made = LazyLinear.apply(input, weight, bias, form, _make)  # type: ignore[no-untyped-call]
+    made = LazyLinear.apply(input, shared(weight), bias, form, _make, [weight])  # type: ignore[no-untyped-call]
     family = Family(input, weight, bias, dtype=dtype, root=node_of(made))
     return _adopt(made, family, form, None, ())
+
+
+def _embedding(
+    input: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if max_norm is not None or scale_grad_by_freq or sparse or not may_be_shared(input, weight):
+        return NotImplemented
+    return embedding(input, weight, padding_idx)
 
 
 class LazyHead(TorchFunctionMode):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encke.head.criterion import Criterion
+from encke.head.embedding import give_to_shared
 from encke.head.forms import Form
 from encke.head.lazy_gradient import LazyGradient, Part, projection, states_of
 from encke.head.passes import forward_pass, row_gradient
@@ -29,20 +30,24 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dty
 
 
 class LazyLinear(torch.autograd.Function):
-    """The linear layer: gives a tensor without values, and takes gradients of both kinds."""
+    """The linear layer: gives a tensor without values, and takes gradients of both kinds.
+
+    The weight comes in a list, and in the graph as what `embedding.shared` gives for it.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
-        weight: Tensor,
+        _stand_in: Tensor,
         bias: Tensor | None,
         form: Form,
         make: Callable[[Form], Tensor],
+        weight: list[Tensor],
     ) -> Tensor:
         # The logits are computed from `hidden`: an error in it would change every probability,
         # so whoever packs saved tensors must keep it exact.
-        ctx.save_for_backward(hidden, weight, bias)
+        ctx.save_for_backward(hidden, weight[0], bias)
         ctx.set_materialize_grads(False)
         ctx.dtype = form.dtype
         return make(form)
@@ -51,9 +56,11 @@ class LazyLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[:3]
         if gradient is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         if isinstance(gradient, LazyGradient):
-            return *gradient.of_inputs(needs), None, None
+            found = gradient.of_inputs(needs)
+            give_to_shared(ctx.next_functions[1][0], found.weight)
+            return *found, None, None, None
         hidden, weight, bias = ctx.saved_tensors
         dtype = ctx.dtype
         flat = gradient.reshape(-1, gradient.shape[-1])
@@ -66,7 +73,7 @@ class LazyLinear(torch.autograd.Function):
                 for_weight = (flat.t() @ states).to(weight.dtype)
             if needs[2] and bias is not None:
                 for_bias = flat.sum(0).to(bias.dtype)
-        return for_hidden, for_weight, for_bias, None, None
+        return for_hidden, for_weight, for_bias, None, None, None
 
 
 class LazyStep(torch.autograd.Function):
