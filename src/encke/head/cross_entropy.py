@@ -19,8 +19,8 @@ from encke.head.blocks import BLOCK_BYTES, HALF, accumulation_dtype, spans
 from encke.head.criterion import Criterion, Sums
 from encke.head.passes import row_gradient
 
-#: Logits of fewer bytes are left to torch.
-SMALLEST = 8 << 20
+#: Logits of fewer bytes are left to torch: the temporaries of blocks would take what is saved.
+SMALLEST = 32 << 20
 
 
 def cross_entropy(
