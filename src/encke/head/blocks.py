@@ -2,8 +2,7 @@
 
 A block is some rows (tokens) times some columns (entries of the vocabulary). Blocks take all
 rows if they can: a block of the weight's gradient is then one product that is written once.
-Blocks of whole rows would add to the whole gradient of the weight again and again; they were
-measured too (docs/head.md).
+Blocks of whole rows would add to the whole gradient of the weight again and again.
 """
 
 from __future__ import annotations
