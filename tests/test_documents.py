@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # Pages whose examples are run in order, as a reader would; integrations.md has its own test.
-RUN = ["index.md", "tape.md", "telemetry.md", *sorted(p.name for p in DOCS.glob("how-to-*.md"))]
+RUN = [
+    "index.md",
+    "tape.md",
+    "head.md",
+    "telemetry.md",
+    *sorted(p.name for p in DOCS.glob("how-to-*.md")),
+]
 README = (ROOT / "README.md").read_text()
 
 

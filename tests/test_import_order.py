@@ -16,6 +16,7 @@ LAYERS = (
     {"errors"},
     {"atomic"},
     {"memory"},
+    {"head"},
     {"bound"},
     {"ops"},
     {"codec"},

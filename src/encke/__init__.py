@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         EnckeError,
         UnsupportedError,
     )
+    from encke.head import linear_cross_entropy
     from encke.tape import Tape
 
 try:
@@ -83,6 +84,7 @@ _HOMES = {
         ),
         "encke.control",
     ),
+    "linear_cross_entropy": "encke.head",
     "Tape": "encke.tape",
     **dict.fromkeys(
         ("BackendError", "BoundError", "CorruptStreamError", "EnckeError", "UnsupportedError"),
@@ -116,6 +118,7 @@ __all__ = [
     "attach",
     "compress",
     "decompress",
+    "linear_cross_entropy",
     "memory",
     "wire",
 ]

@@ -29,6 +29,10 @@ class BackendError(EnckeError, RuntimeError):
     """A backend that was asked for by name is not there."""
 
 
+class StaleLogitsError(EnckeError, RuntimeError):
+    """Logits that were not computed are used after what they depend on was changed."""
+
+
 def did_you_mean(given: object, allowed: Iterable[str]) -> str:
     """The end of a message about an unknown name: the likely spelling, if there is one.
 

@@ -39,6 +39,7 @@ def attach(
     reference: Kind | None = None,
     slowdown: float | None = None,
     pool: bool = True,
+    head: bool = True,
     log: Target | None = None,
     **options: Any,
 ) -> Tape:
@@ -55,6 +56,8 @@ def attach(
                `math.inf`, any
     pool       whether torch's CPU blocks come from the pool of `encke.memory` from now on:
                with the C library's heap, storing less hardly lowers the process's peak
+    head       whether the loss of a language model is computed without its logits, which are
+               made only if somebody looks at them (docs/head.md). It is exact
     log        where every step is recorded: a path, a function, a SummaryWriter (`Tape.log_to`)
     options    of `encke.control.adaptive.Adaptive`
 
@@ -102,7 +105,7 @@ def attach(
         slowdown = SLOWDOWN
     if pool:
         _install_pool(model)
-    tape = Tape(deciding, model=model, slowdown=arguments.slowdown(slowdown))
+    tape = Tape(deciding, model=model, slowdown=arguments.slowdown(slowdown), head=head)
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
     hooks = ModelHooks(model, tape)

@@ -280,6 +280,12 @@ def _reduced(node: Any) -> Rule:
 _scattered = Rule(Need.SHAPE, pick=_reduced)
 add_rule("ScatterReduce", self=_scattered, src=_scattered, result=_scattered)
 
+# -- the head of a language model: logits are computed again from what it saves -------------
+
+AGAIN = Rule(Need.EXACT, why="logits are computed again from it", probe=False)
+add_rule("LazyLinear LazyCrossEntropy LinearCrossEntropy BlockwiseCrossEntropy", tensors=AGAIN)
+add_rule("SharedEmbedding", tensors=INDEX)
+
 # -- functions of torch's own in Python ----------------------------------------------------
 
 #: A checkpoint computes its segment again from what it saved. Its backward adds to the

@@ -51,9 +51,12 @@ class Tape(Keeping):
         *,
         model: nn.Module | None = None,
         slowdown: float | None = None,
+        head: bool = False,
     ) -> None:
         super().__init__(policy, Pace(slowdown))
         self.model = model
+        #: Whether a language model's logits are computed only if somebody looks at them.
+        self.head = head
         self._where = Whereabouts(model)
         self._watch: Watch | None = None
         self._depth = 0
@@ -197,7 +200,7 @@ class Tape(Keeping):
             if self.aside:
                 return self
         self._where.start()
-        self._watch = Watch(self._seen, self._settle, self.pace)
+        self._watch = Watch(self._seen, self._settle, self.pace, head=self.head)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
         return self
 

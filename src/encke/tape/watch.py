@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.hooks import RemovableHandle
 
+from encke.head.lazy import intercept
 from encke.tape.elementwise import note_number
 from encke.tape.pace import Pace
 
@@ -22,6 +23,7 @@ class Watch(TorchFunctionMode):
     """While entered, calls `seen` with the tensors that each torch function returned.
 
     before  called as each torch function starts
+    head    whether logits are computed only if somebody looks at them: see `encke.head`
     """
 
     def __init__(
@@ -29,8 +31,11 @@ class Watch(TorchFunctionMode):
         seen: Callable[[list[Tensor]], None],
         before: Callable[[], None] = lambda: None,
         pace: Pace | None = None,
+        *,
+        head: bool = False,
     ) -> None:
         super().__init__()
+        self._head = head
         self._seen, self._before = seen, before
         self._pace = Pace() if pace is None else pace
 
@@ -39,7 +44,9 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         self._before()
         self._pace.functions += 1
-        result = func(*args, **(kwargs or {}))
+        result = intercept(func, args, kwargs or {}) if self._head else NotImplemented
+        if result is NotImplemented:
+            result = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
             return result  # a part that is compiled is seen as the one op it becomes
         if isinstance(result, Tensor):
