@@ -30,7 +30,8 @@ _PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.25, 2.0, 256 << 10
 _MARGIN = 0.9
 #: What a tape's work costs, over what its own clock sees of it: torch's hooks and cold caches.
 _UNSEEN = 1.25
-#: Of the bytes that autograd would hold: where less is saved, it is not worth watching.
+#: Of the bytes that autograd would hold: where less is saved, or a smaller share than the time
+#: that may be spent, the tape is not worth it.
 _WORTH = 0.15
 #: Passes measured before places are chosen; chosen anew when twice as many were.
 _FIRST = 2
@@ -118,6 +119,13 @@ class Pace:
         self._began = moment
         self._before = self._looked = self.seconds
 
+    def measure_anew(self) -> None:
+        """Other ops are handled from now on: what was measured does not count."""
+        self._passes.clear()
+        self._costs.clear()
+        self._began = None
+        self._choose_at = _FIRST
+
     def spend(self, seconds: float) -> None:
         """The tape has worked for this long."""
         self.seconds += seconds
@@ -179,7 +187,7 @@ class Pace:
         kept, left = choose(costs, spent=spent, allowed=_MARGIN * self.slowdown * plain)
         self._left |= left
         saved = sum(costs[site].saved for site in kept)
-        if saved < _WORTH * self._plain or not kept:
+        if saved < max(_WORTH, self.slowdown) * self._plain or not kept:
             self.aside = (
                 f"compressing what it saves takes {spent / plain:.2g} of the time that a step "
                 f"takes without, {self.slowdown:g} is allowed (slowdown=), and little would be "

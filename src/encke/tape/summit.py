@@ -45,15 +45,20 @@ class Summit:
         self._backward: list[tuple[int, int]] = []
         self._end = 0
 
-    def begin(self, *, ordinary: bool) -> None:
-        """A forward pass begins: learn from the one before, if that was `ordinary`."""
+    def begin(self, *, ordinary: bool) -> bool:
+        """A forward pass begins: learn from the one before, if that was `ordinary`.
+
+        Whether the tail has changed.
+        """
         if not self.is_on:
-            return
+            return False
+        before = self.tail
         rest = self._high_mark()
         if ordinary and self._backward and self._end:
             self._passes += 1
             self._judge(rest)
         self._clear()
+        return self.tail != before
 
     def forward(self, order: int, *, stored: int, plain: int) -> None:
         """The op at this place was seen."""

@@ -213,7 +213,8 @@ class Tape(Keeping):
             self.end_forward()
 
     def _begin_step(self) -> None:
-        self.summit.begin(ordinary=self.pace.ordinary)
+        if self.summit.begin(ordinary=self.pace.ordinary):
+            self.pace.measure_anew()
         self._in_tail = False
         self.pace.begin()
         if self.aside:
