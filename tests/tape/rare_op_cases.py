@@ -423,6 +423,7 @@ ELSEWHERE |= {
     "UnsafeMaskedIndexPutAccumulate": "made by torch.compile only",
     "FusedMovingAvgObsFqHelper": "a quantiser with an observer's state",
     "CheckpointFunction": "not for torch.autograd.grad: see test_recomputed.py",
+    "SharedEmbedding": "made by encke.head: see test_head.py",
 }
 
 _OTHER_DTYPES = (

@@ -43,7 +43,8 @@ class Summit:
         self._forward: list[tuple[int, int, int, int]] = []
         #: Place of each op that asked for a tensor in backward, and the same.
         self._backward: list[tuple[int, int]] = []
-        self._end = 0
+        #: The most live bytes at the end of forward; None until then.
+        self._end: int | None = None
 
     def begin(self, *, ordinary: bool) -> bool:
         """A forward pass begins: learn from the one before, if that was `ordinary`.
@@ -54,7 +55,7 @@ class Summit:
             return False
         before = self.tail
         rest = self._high_mark()
-        if ordinary and self._backward and self._end:
+        if ordinary and self._backward and self._end is not None:
             self._passes += 1
             self._judge(rest)
         self._clear()
@@ -83,7 +84,7 @@ class Summit:
             self.is_on = False  # no pool, no tail
             return
         if self.has_tail:
-            inside = max(self._end, self._backward[0][1])
+            inside = max(self._end or 0, self._backward[0][1])
             outside = [high for _, high, _, _ in self._forward]
             outside += [high for _, high in self._backward[1:]] + [rest]
             if inside > max(outside):
@@ -137,7 +138,7 @@ class Summit:
         if not high:
             return high
         index = {order: i for i, (order, _, _, _) in enumerate(self._forward)}
-        high[-1] = max(high[-1], self._end)
+        high[-1] = max(high[-1], self._end or 0)
         running = len(high) - 1  # what ran until the first tensor was asked for
         for order, mark in self._backward:
             place = index.get(order, running)
