@@ -38,6 +38,7 @@ class Promise:
 
 
 EXACT = Promise(error=0.0)
+_TOGETHER = 1 << 18  # values that are taken to double precision at a time
 _LARGEST = 1.7976931348623157e308
 
 
@@ -85,12 +86,23 @@ def _finite_extent(x: torch.Tensor) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _norm(x: torch.Tensor) -> float:
+    """‖x‖ in double precision, without a copy of x in it."""
+    if x.dtype == torch.float64:
+        return float(torch.linalg.vector_norm(x))
+    flat = x.reshape(-1)
+    parts = (flat[i : i + _TOGETHER] for i in range(0, flat.numel(), _TOGETHER))
+    return math.hypot(
+        *(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts)
+    )
+
+
 def _finite_rms(x: torch.Tensor) -> float:
     if x.numel() == 0:
         return 0.0
-    norm = torch.linalg.vector_norm(x, dtype=torch.float64).item()
+    norm = _norm(x)
     if math.isfinite(norm):
-        return float(norm / math.sqrt(x.numel()))
+        return norm / math.sqrt(x.numel())
     # Something is not finite, or the squares are not: without the one, scaled by the other.
     finite = x[torch.isfinite(x)].to(torch.float64)
     if finite.numel() == 0:

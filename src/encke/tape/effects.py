@@ -10,12 +10,14 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from encke.errors import EnckeError
 from encke.tape import products, trials
 from encke.tape.channels import NORMS
 from encke.tape.gate import Gate
@@ -26,7 +28,7 @@ from encke.tape.graph import (
     op_name,
     running_node,
 )
-from encke.tape.kept import Source, Whole, Window
+from encke.tape.kept import Combined, Derived, Source, Whole, Window
 from encke.tape.norm_effects import norm_change
 from encke.tape.pace import Pace, now
 from encke.tape.protocol import Effect, Site
@@ -35,6 +37,8 @@ from encke.tape.slot import Slot
 from encke.tape.squares import square
 
 Gradients = Sequence[Tensor | None]
+
+_DRAWN = 1 << 17  # values that errors are drawn for at a time
 
 
 class Probe:
@@ -199,20 +203,31 @@ class Noise:
 
     def added_to(self, decoded: Tensor) -> Tensor:
         """Values with an error on top, in memory of their own."""
-        generator = torch.Generator(device=decoded.device).manual_seed(_apart(self._seed))
-        error = torch.empty_like(decoded, memory_format=torch.preserve_format)
-        error.uniform_(-self._slot.error, self._slot.error, generator=generator)
-        if self._slot.exact_zeros:
-            error.masked_fill_(decoded == 0, 0)
-        if self._slot.channels is not None:
-            self._slot.channels.widen(error)
-        if self._slot.gate is not None:
-            error.masked_fill_(self._slot.gate.blocked(), 0)
-        return error.add_(decoded)
+        return self._added_in_place(decoded.clone())
+
+    def _added_in_place(self, values: Tensor) -> Tensor:
+        """The error is drawn for a few rows at a time, so that it takes no memory."""
+        generator = torch.Generator(device=values.device).manual_seed(_apart(self._seed))
+        slot = self._slot
+        blocked = None if slot.gate is None else slot.gate.blocked()
+        rows = values.shape[0] if values.ndim else 1
+        count = max(1, _DRAWN * rows // max(1, values.numel()))
+        for begin in range(0, rows, count):
+            part = values[begin : begin + count] if values.ndim else values
+            error = torch.empty_like(part, memory_format=torch.preserve_format)
+            error.uniform_(-slot.error, slot.error, generator=generator)
+            if slot.exact_zeros:
+                error.masked_fill_(part == 0, 0)
+            if slot.channels is not None:
+                slot.channels.widen(error)
+            if blocked is not None:
+                error.masked_fill_(blocked[begin : begin + count], 0)
+            part.add_(error)
+        return values
 
     def during(self, call: Callable[[], Any]) -> Any:
         """What `call` returns while the slot hands out values with the error added."""
-        self._slot.noise = self.added_to
+        self._slot.noise = self._added_in_place  # what it hands out is decoded for this
         try:
             return call()
         finally:
@@ -220,21 +235,62 @@ class Noise:
 
     def seen(self, source: Source) -> tuple[float, float]:
         """Mean squares of the error and of the values, in what `source` gives."""
-        self._slot.noise = lambda decoded: decoded
-        try:
-            plain = source.get()
-        finally:
-            self._slot.noise = None
-        count = max(1, plain.numel())
-        values = square(plain) / count
-        if isinstance(source, Whole | Window) and self._slot.channels is None:
+        slot = self._slot
+        if isinstance(source, Whole | Window) and slot.channels is None:
+            with _handing_out(slot, _as_it_is):
+                plain = source.get()
+            count = max(1, plain.numel())
             share = 1.0
-            if self._slot.gate is not None:
-                share = self._slot.values / self._slot.gate.values
-            elif self._slot.exact_zeros:
+            if slot.gate is not None:
+                share = slot.values / slot.gate.values
+            elif slot.exact_zeros:
                 share = float(plain.count_nonzero()) / count
-            return self._slot.error**2 / 3 * share, values
-        return square(self.during(source.get) - plain) / count, values
+            return slot.error**2 / 3 * share, square(plain) / count
+        if slot.gate is None and isinstance(source, Derived | Combined):
+            # What is computed from a few rows tells as much, if it can be.
+            with contextlib.suppress(RuntimeError, EnckeError):
+                return self._compared(source, lambda t: Rows.of(t, most=_DRAWN, seed=0))
+        return self._compared(source, lambda t: Rows.of(t, most=t.numel() + 1, seed=0))
+
+    def _compared(
+        self, source: Source, rows_of: Callable[[Tensor], Rows]
+    ) -> tuple[float, float]:
+        """Mean squares of the difference that the error makes, and of the values."""
+
+        def cut(decoded: Tensor) -> Tensor:
+            rows = rows_of(decoded)
+            return decoded if rows.times == 1 else rows.cut(decoded, decoded.ndim).clone()
+
+        others = [slot for slot in source.slots() if slot is not self._slot]
+        with contextlib.ExitStack() as handing:
+            for slot in others:
+                handing.enter_context(_handing_out(slot, cut))
+            with _handing_out(self._slot, cut):
+                plain = _sample(source.get())
+            with _handing_out(self._slot, lambda decoded: self._added_in_place(cut(decoded))):
+                noisy = _sample(source.get())
+        count = max(1, plain.numel())
+        return square(noisy - plain) / count, square(plain) / count
+
+
+def _sample(t: Tensor) -> Tensor:
+    """Values spread over a tensor, in memory of their own."""
+    flat = t.reshape(-1)
+    # An odd distance meets every place of rows whose length is a power of two.
+    return flat[:: 1 | max(1, flat.numel() // _DRAWN)].clone()
+
+
+def _as_it_is(decoded: Tensor) -> Tensor:
+    return decoded
+
+
+@contextlib.contextmanager
+def _handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    before, slot.noise = slot.noise, noise
+    try:
+        yield
+    finally:
+        slot.noise = before
 
 
 def _apart(seed: int) -> int:
