@@ -44,7 +44,9 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         self._before()
         self._pace.functions += 1
-        result = intercept(func, args, kwargs or {}) if self._head else NotImplemented
+        result = NotImplemented
+        if self._head and not torch.compiler.is_compiling():
+            result = intercept(func, args, kwargs or {})
         if result is NotImplemented:
             result = func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
