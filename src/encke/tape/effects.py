@@ -141,7 +141,17 @@ class Probe:
         if isinstance(kept.gate, Gate) and not fan and consumer.op in NORMS:
             known["left_out"] = kept.gate.left_out(node._saved_weight, returned)
             known["blocked"] = kept.gate.values - kept.values
-        if slot.check is not None:
+        true_change = None
+        # Of a large norm only the weight's gradient is compared: all of dx would be needed twice.
+        large = slot.check is not None and slot.check.times > 1
+        tells = fan or (large and norm is not None and norm.own > 0)
+        if slot.check is not None and tells and out is not None:
+            true_change = trials.weight_change(
+                node, op_name(node), slot, source, out, slot.check
+            )
+        if slot.check is not None and true_change is not None:
+            known["measured"] = true_change * slot.check.times, 0.0
+        elif slot.check is not None:
             exact = slot.check
             slot.noise = exact.put_into
             try:

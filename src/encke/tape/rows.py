@@ -65,6 +65,10 @@ class ExactRows:
         """How many times as large the error of all rows is."""
         return self._rows.times
 
+    @property
+    def rows(self) -> Rows:
+        return self._rows
+
     def put_into(self, decoded: Tensor) -> Tensor:
         """Decoded values with the exact rows in their place; in place."""
         self._rows.cut(decoded, decoded.ndim).copy_(self._exact)

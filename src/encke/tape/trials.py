@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from encke.tape.channels import statistics
 from encke.tape.graph import has_hooks, raw_saved, saved_tensor
 from encke.tape.kept import Source, Whole
-from encke.tape.rows import Rows
+from encke.tape.rows import ExactRows, Rows
 from encke.tape.slot import Slot
+from encke.tape.squares import square
 
 Gradients = Sequence[Tensor | None]
 #: Gives what a node saved under a role, cut to the rows of the trial.
@@ -111,6 +113,66 @@ def _handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None
         yield
     finally:
         slot.noise = None
+
+
+def weight_change(
+    node: Any, op: str, slot: Slot, source: Source, dy: Tensor, exact: ExactRows
+) -> float | None:
+    """‖ΔdW‖² of a product or a batch norm by the true error of the rows known exactly.
+
+    dW is linear in the op's input, so the difference of those rows tells. None where the
+    rows of what `source` gives are not those of the tensor in `slot`.
+    """
+    rows = exact.rows
+    if op not in _WEIGHTS or dy.shape[0] != rows.batch:
+        return None
+
+    def some() -> Tensor:
+        t = source.get()
+        return t[rows.begin : rows.end].clone() if t.shape[0] == rows.batch else t[:0]
+
+    with _handing_out(slot, _as_it_is):
+        decoded = some()
+    with _handing_out(slot, exact.put_into):
+        difference = some().sub_(decoded)
+    if not difference.numel():
+        return None
+    return square(_WEIGHTS[op](node, dy[rows.begin : rows.end], difference))
+
+
+def _convolved(node: Any, dy: Tensor, x: Tensor) -> Tensor:
+    gradients = _aten.convolution_backward(
+        dy,
+        x,
+        node._saved_weight,
+        None,
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
+        node._saved_transposed,
+        node._saved_output_padding,
+        node._saved_groups,
+        [False, True, False],
+    )
+    found: Tensor = gradients[1]
+    return found
+
+
+def _multiplied(_node: Any, dy: Tensor, x: Tensor) -> Tensor:
+    return x.flatten(0, -2).t() @ dy.flatten(0, -2)
+
+
+def _normed(node: Any, dy: Tensor, x: Tensor) -> Tensor:
+    _, spread = statistics(node, "NativeBatchNorm")
+    return (dy * x).sum([d for d in range(dy.ndim) if d != 1]) * spread
+
+
+_WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "Convolution": _convolved,
+    "Addmm": _multiplied,
+    "Mm": _multiplied,
+    "NativeBatchNorm": _normed,
+}
 
 
 # -- the ops -------------------------------------------------------------------------------
