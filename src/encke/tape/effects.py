@@ -142,7 +142,7 @@ class Probe:
             known["left_out"] = kept.gate.left_out(node._saved_weight, returned)
             known["blocked"] = kept.gate.values - kept.values
         true_change = None
-        # Of a large norm only the weight's gradient is compared: all of dx would be needed twice.
+        # Of a large norm the weight's gradient alone is compared: dx would be needed twice.
         large = slot.check is not None and slot.check.times > 1
         tells = fan or (large and norm is not None and norm.own > 0)
         if slot.check is not None and tells and out is not None:
