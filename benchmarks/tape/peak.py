@@ -42,7 +42,6 @@ WAYS = (
     "bf16",
     "Encke",
 )
-OPTIONS: dict = {}
 STEPS = 120
 _LAST = 10
 
@@ -71,7 +70,7 @@ def one(name: str, way: str, batch: int, seed: int, steps: int) -> dict[str, obj
     if way == "Encke":
         import encke
 
-        tape = encke.attach(model, optimizer, **OPTIONS)
+        tape = encke.attach(model, optimizer)
     _prepare(optimizer)
     start = _resident()
     peaks, losses, times = [], [], []
