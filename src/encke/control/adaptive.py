@@ -54,8 +54,8 @@ class Adaptive:
     reference  what that scale is: see `control.reference`
     refresh    steps between observations (more often at first: steps 1, 3, 6, 12, 24, …)
     guard      steps between comparisons with the true gradient; 0 for none
-    prefer     "speed" takes fixed-length blocks: at these bounds they are about a quarter
-               longer than entropy coding, which is little beside a step's peak; "balance"
+    prefer     "speed" takes fixed-length blocks: they are longer than entropy coding, which
+               matters little beside a step's peak, and take less time; "balance"
                takes entropy coding, "ratio" tries every codec on each tensor now and then
                (prediction among them, which is slower)
     gate       whether a batch norm's input is kept only where the ReLU behind it passes

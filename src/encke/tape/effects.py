@@ -11,7 +11,7 @@ error.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from encke.tape.protocol import Effect, Site
 from encke.tape.rows import Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
+from encke.tape.trials import as_it_is, handing_out
 
 Gradients = Sequence[Tensor | None]
 
@@ -247,7 +248,7 @@ class Noise:
         """Mean squares of the error and of the values, in what `source` gives."""
         slot = self._slot
         if isinstance(source, Whole | Window) and slot.channels is None:
-            with _handing_out(slot, _as_it_is):
+            with handing_out(slot, as_it_is):
                 plain = source.get()
             count = max(1, plain.numel())
             share = 1.0
@@ -274,10 +275,10 @@ class Noise:
         others = [slot for slot in source.slots() if slot is not self._slot]
         with contextlib.ExitStack() as handing:
             for slot in others:
-                handing.enter_context(_handing_out(slot, cut))
-            with _handing_out(self._slot, cut):
+                handing.enter_context(handing_out(slot, cut))
+            with handing_out(self._slot, cut):
                 plain = _sample(source.get())
-            with _handing_out(self._slot, lambda decoded: self._added_in_place(cut(decoded))):
+            with handing_out(self._slot, lambda decoded: self._added_in_place(cut(decoded))):
                 noisy = _sample(source.get())
         count = max(1, plain.numel())
         return square(noisy - plain) / count, square(plain) / count
@@ -288,19 +289,6 @@ def _sample(t: Tensor) -> Tensor:
     flat = t.reshape(-1)
     # An odd distance meets every place of rows whose length is a power of two.
     return flat[:: 1 | max(1, flat.numel() // _DRAWN)].clone()
-
-
-def _as_it_is(decoded: Tensor) -> Tensor:
-    return decoded
-
-
-@contextlib.contextmanager
-def _handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    before, slot.noise = slot.noise, noise
-    try:
-        yield
-    finally:
-        slot.noise = before
 
 
 def _apart(seed: int) -> int:

@@ -62,7 +62,7 @@ def differences(
             return exact(role)
         if isinstance(source, Whole) and slot.channels is None and slot.gate is None:
             return noise(exact(role))
-        with _handing_out(slot, noise):
+        with handing_out(slot, noise):
             return rows.cut(_look(node, role), dy.ndim)
 
     backward = _backwards[op]
@@ -94,7 +94,7 @@ def _look(node: Any, role: str) -> Tensor:
         return found.detach()
     unused = [slot for slot in source.slots() if slot.noise is None]
     for slot in unused:
-        slot.noise = _as_it_is
+        slot.noise = as_it_is
     try:
         return source.get()
     finally:
@@ -102,17 +102,18 @@ def _look(node: Any, role: str) -> Tensor:
             slot.noise = None
 
 
-def _as_it_is(decoded: Tensor) -> Tensor:
+def as_it_is(decoded: Tensor) -> Tensor:
     return decoded
 
 
 @contextmanager
-def _handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    slot.noise = noise
+def handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, a slot hands out what `noise` makes of its decoded values."""
+    before, slot.noise = slot.noise, noise
     try:
         yield
     finally:
-        slot.noise = None
+        slot.noise = before
 
 
 def weight_change(
@@ -131,9 +132,9 @@ def weight_change(
         t = source.get()
         return t[rows.begin : rows.end].clone() if t.shape[0] == rows.batch else t[:0]
 
-    with _handing_out(slot, _as_it_is):
+    with handing_out(slot, as_it_is):
         decoded = some()
-    with _handing_out(slot, exact.put_into):
+    with handing_out(slot, exact.put_into):
         difference = some().sub_(decoded)
     if not difference.numel():
         return None
