@@ -19,6 +19,7 @@ from encke.tape.effects import Noise, square
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo")]
 
 Changes = dict[int, dict[str, float]]
+_DRAWS = 8  # of errors that the whole backward is run with: one alone scatters
 
 
 class Plainly(fx.Interpreter):
@@ -86,10 +87,11 @@ def observed(
         exact = run()
         scales.update({name: square(g) for name, g in exact.items()})
         for index, slot in probes._observed(program, given).items():
-            found = Noise(slot, 77).during(run)
-            whole[graph.places[index].order] = {
-                name: square(g - exact[name]) for name, g in found.items()
-            }
+            changes: dict[str, float] = defaultdict(float)
+            for seed in range(_DRAWS):
+                for name, g in Noise(slot, 77 + seed).during(run).items():
+                    changes[name] += square(g - exact[name]) / _DRAWS
+            whole[graph.places[index].order] = dict(changes)
         probe(graph, tape, given, sizes)
 
     tape = encke.attach(model, refresh=1)
@@ -123,7 +125,7 @@ def test_what_is_reported_is_what_the_whole_backward_shows(
     }
     # Of attention's three gradients the one that suffers most counts for all.
     assert all(1 < quotients.pop(place) < 30 for place in cautious)
-    assert all(0.3 < quotient < 1.6 for quotient in quotients.values())
+    assert all(0.6 < quotient < 1.5 for quotient in quotients.values())
     assert 0.8 < sum(quotients.values()) / len(quotients) < 1.25
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +36,13 @@ from encke.tape.protocol import Effect, Site
 from encke.tape.rows import Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
+from encke.tape.store import is_dense
 from encke.tape.trials import as_it_is, handing_out
 
 Gradients = Sequence[Tensor | None]
 
-_DRAWN = 1 << 17  # values that errors are drawn for at a time
+_DRAWN = 1 << 17  # values of a tensor that are compared at most
+_ERRORS = 1 << 15  # errors that are added at a time
 
 
 class Probe:
@@ -154,7 +157,7 @@ class Probe:
             known["measured"] = true_change * slot.check.times, 0.0
         elif slot.check is not None:
             exact = slot.check
-            slot.noise = exact.put_into
+            slot.noise = lambda decode: exact.put_into(decode())
             try:
                 again = node(*received)
             finally:
@@ -217,18 +220,22 @@ class Noise:
         return self._added_in_place(decoded.clone())
 
     def _added_in_place(self, values: Tensor) -> Tensor:
-        """The error is drawn for a few rows at a time, so that it takes no memory."""
-        generator = torch.Generator(device=values.device).manual_seed(_apart(self._seed))
+        """The error is added to a few rows at a time, so that it takes no memory."""
         slot = self._slot
         blocked = None if slot.gate is None else slot.gate.blocked()
         rows = values.shape[0] if values.ndim else 1
-        count = max(1, _DRAWN * rows // max(1, values.numel()))
+        count = max(1, _ERRORS * rows // max(1, values.numel()))
+        place = _apart(self._seed)
         for begin in range(0, rows, count):
             part = values[begin : begin + count] if values.ndim else values
-            error = torch.empty_like(part, memory_format=torch.preserve_format)
-            error.uniform_(-slot.error, slot.error, generator=generator)
+            place = _apart(place)
+            drawn = drawn_errors(part, place)
+            if slot.channels is None and not slot.exact_zeros and blocked is None:
+                part.add_(drawn, alpha=slot.error)
+                continue
+            error = drawn * slot.error
             if slot.exact_zeros:
-                error.masked_fill_(part == 0, 0)
+                error.mul_(part != 0)
             if slot.channels is not None:
                 slot.channels.widen(error)
             if blocked is not None:
@@ -238,7 +245,8 @@ class Noise:
 
     def during(self, call: Callable[[], Any]) -> Any:
         """What `call` returns while the slot hands out values with the error added."""
-        self._slot.noise = self._added_in_place  # what it hands out is decoded for this
+        # What it hands out is decoded for this.
+        self._slot.noise = lambda decode: self._added_in_place(decode())
         try:
             return call()
         finally:
@@ -294,6 +302,34 @@ def _sample(t: Tensor) -> Tensor:
 def _apart(seed: int) -> int:
     """A seed far from the small ones that people take for their own random numbers."""
     return (seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & ((1 << 63) - 1)
+
+
+@cache
+def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(_apart(0))
+    drawn = torch.empty(2 * _ERRORS).uniform_(-1, 1, generator=generator)
+    return drawn.to(device=device, dtype=dtype)
+
+
+def drawn_errors(like: Tensor, place: int) -> Tensor:
+    """Random numbers between -1 and 1 in the shape and memory order of `like`; not for writing.
+
+    They are drawn once and handed out from another place each time: drawing them anew takes
+    longer than what is measured with them.
+    """
+    count = like.numel()
+    table = _table(like.dtype, like.device)
+    begin = place % _ERRORS
+    if count > _ERRORS:  # a single row that is longer
+        table = table.repeat(-(-(count + begin) // table.numel()))
+    return _shaped_like(table[begin : begin + count], like)
+
+
+def _shaped_like(flat: Tensor, like: Tensor) -> Tensor:
+    """In the memory order of `like`, where that is dense."""
+    if like.is_contiguous() or not is_dense(like):
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())
 
 
 class Change(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,8 +67,14 @@ def op_name(node: Any) -> str:
     return name
 
 
-def new_nodes(outputs: Iterable[Tensor], after: int) -> tuple[list[Any], int]:
+def new_nodes(outputs: Sequence[Tensor], after: int) -> tuple[list[Any], int]:
     """Nodes behind `outputs` made after sequence number `after`, oldest first; the newest's."""
+    if len(outputs) == 1 and (node := outputs[0].grad_fn) is not None:
+        number = node._sequence_nr()
+        if number <= after:
+            return [], after
+        if number == after + 1:  # nodes are numbered one by one: there is no other
+            return [node], number
     found: dict[int, Any] = {}
     stack = [t.grad_fn for t in outputs if t.grad_fn is not None]
     while stack:

@@ -86,10 +86,11 @@ class SavedStorage:
     allocator hands out again is never mistaken for this storage.
     """
 
-    __slots__ = ("__weakref__", "_ledger", "_reference", "held", "kept", "nbytes")
+    __slots__ = ("__weakref__", "_ledger", "_reference", "address", "held", "kept", "nbytes")
 
     def __init__(self, ledger: Ledger, t: Tensor) -> None:
         storage = t.untyped_storage()
+        self.address = storage._cdata
         self._reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self.nbytes = storage.nbytes()
         self._ledger = ledger

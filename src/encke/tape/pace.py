@@ -25,7 +25,7 @@ from encke.tape.protocol import Site
 SMALL = 4096
 #: A forward pass that spends this many seconds on small tensors, and more than twice what the
 #: rest of it takes, passes over larger ones at once, up to `_LARGEST_SMALL` bytes.
-_PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.25, 2.0, 256 << 10
+_PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.1, 2.0, 256 << 10
 #: Of the slowdown that is allowed: what is planned for, since steps vary.
 _MARGIN = 0.9
 #: What a tape's work costs, over what its own clock sees of it: torch's hooks and cold caches.
@@ -34,7 +34,9 @@ _UNSEEN = 1.25
 #: that may be spent, the tape is not worth it.
 _WORTH = 0.15
 #: Passes measured before places are chosen; chosen anew when twice as many were.
-_FIRST = 2
+_FIRST = 1
+#: Of what is allowed: a tape that takes more stands aside after a single pass.
+_HOPELESS = 2.0
 
 now = time.perf_counter
 
@@ -179,15 +181,19 @@ class Pace:
         costs = {
             site: Cost(_UNSEEN * cost.seconds, cost.saved) for site, cost in self._costs.items()
         }
+        single = len(self._passes) == 1
         self._passes.clear()
         self._costs.clear()
         self._choose_at = min(2 * self._choose_at, 64)
         if spent <= self.slowdown * plain:
             return
         kept, left = choose(costs, spent=spent, allowed=_MARGIN * self.slowdown * plain)
-        self._left |= left
         saved = sum(costs[site].saved for site in kept)
-        if saved < max(_WORTH, self.slowdown) * self._plain or not kept:
+        little = saved < max(_WORTH, self.slowdown) * self._plain or not kept
+        if little and single and spent <= _HOPELESS * self.slowdown * plain:
+            return  # another pass may be quieter
+        self._left |= left
+        if little:
             self.aside = (
                 f"compressing what it saves takes {spent / plain:.2g} of the time that a step "
                 f"takes without, {self.slowdown:g} is allowed (slowdown=), and little would be "

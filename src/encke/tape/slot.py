@@ -119,8 +119,9 @@ class Slot:
         self.observed = False
         #: Whether ops that use it may be called again for that.
         self.probed = True
-        #: Set during a probe: what to hand out in place of the decoded values.
-        self.noise: Callable[[Tensor], Tensor] | None = None
+        #: Set during a probe: gives what is handed out in place of the decoded values, which
+        #: it gets from the function that it is called with.
+        self.noise: Callable[[Callable[[], Tensor]], Tensor] | None = None
 
     @classmethod
     def exact(
@@ -189,7 +190,7 @@ class Slot:
     def value(self) -> Tensor:
         """The values: decoded, within the bound; during a probe, what the probe wants."""
         if self.noise is not None:
-            return self.noise(self.decoded())
+            return self.noise(self.decoded)
         if self._exact is not None:
             check_version(self._exact, self._version, self.site)
             return self._exact

@@ -16,6 +16,7 @@ from encke.memory import pool
 from encke.tape import graph
 from encke.tape.effects import Probe
 from encke.tape.handle import Handle
+from encke.tape.idle import Entry, Idle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
@@ -24,6 +25,7 @@ from encke.tape.left import Release, left, small, tail
 from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
 from encke.tape.protocol import Effect, Policy, Site
+from encke.tape.records import Record
 from encke.tape.rules import may_probe
 from encke.tape.summit import Summit
 from encke.tape.telemetry import Target, Telemetry, log_to
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("encke")
 
+_NAMES_FOR = 8  # steps for which the names of parameters and buffers are taken to be the same
 _TOY = 1 << 20  # bytes: where autograd holds fewer, doing without is not worth a warning
 
 
@@ -79,6 +82,7 @@ class Tape(Keeping):
         self.summit.is_on = self.pace.slowdown is not None
         self._passes = BackwardPasses(self.pace, self.summit)
         self._in_tail = False
+        self._idle = Idle()
         #: Storages of the pass that are too small to be worth any work: address and bytes; and
         #: the node that backward will come to first.
         self._small: dict[int, int] = {}
@@ -191,7 +195,6 @@ class Tape(Keeping):
             self._last = graph.newest()  # what was computed before is not ours
             self.order = 0
             self._counts.clear()
-            self._learn_names()
             try:
                 self._begin_step()
             except BaseException:  # a policy may refuse: a budget that cannot be reached, say
@@ -231,6 +234,9 @@ class Tape(Keeping):
             told(create_graph=create_graph)
         self.policy.begin(self.step)
         self.pace.ordinary = not getattr(self.policy, "is_observing", False)
+        if not self.pace.ordinary or not self._names or self.step % _NAMES_FOR == 1:
+            self._learn_names()
+        self._idle.begin((self.pace.left, self.pace.smallest))
         self.records.begin(self.step)
         for log in self.logs:
             log.begin(self.step)
@@ -272,7 +278,7 @@ class Tape(Keeping):
     def _count_left(self) -> None:
         """Count what autograd holds in small tensors and in the tail, until its backward."""
         node, self._newest = self._newest, None
-        size = sum(self._small.values())
+        size = sum(self._small.values()) + self._idle.end()
         self._small.clear()
         if node is None:
             return
@@ -384,39 +390,67 @@ class Tape(Keeping):
         if graph.foreign_hooks_active():
             self.waiting.spoil()
             return
+        entry = self._idle.passes_over(self.order, nodes, outputs[0])
         with torch.no_grad():
-            for node in nodes:
-                self._take(node)
+            if entry is not None:
+                self._pass_over(entry, nodes)
+            else:
+                self._take_all(nodes, outputs[0])
             self._newest = nodes[-1]
             if self.waiting:
                 self.waiting.came_out(outputs)
         self.summit.forward(self.order, stored=self.ledger.stored, plain=self.ledger.plain)
         self.pace.spend(now() - began)
 
-    def _take(self, node: Any) -> None:
-        """Take over everything that a node saved."""
+    def _pass_over(self, entry: Entry, nodes: list[Any]) -> None:
+        """Leave the ops of a function to autograd, as in an earlier pass."""
+        self.order += len(nodes)
+        self.recent.order = self.order
+        entry.again(self._counts, self.records)
+        if self.waiting:
+            for node in nodes:
+                self.waiting.meet(node, None)
+
+    def _take_all(self, nodes: list[Any], result: Tensor) -> None:
+        """Take over what the ops of one function saved."""
+        entry = Entry(tuple(map(type, nodes)), tuple(result.shape))
+        first, keeps = self.order, False
+        for node in nodes:
+            keeps |= self._take(node, entry)
+        if not keeps:
+            self._idle.note(first, entry)
+
+    def _take(self, node: Any, entry: Entry) -> bool:
+        """Take over everything that a node saved; whether that was anything.
+
+        entry  told of what is left to autograd
+        """
         op = graph.op_name(node)
         self.order += 1
         self.recent.order = self.order
         probed: list[tuple[str, Source, Site]] = []
         sides: Sides | None = None
-        waited = bool(self.waiting)
+        waited, keeps = bool(self.waiting), False
         for role, raw in graph.saved(node):
             if graph.has_hooks(raw):
+                keeps = True
                 continue
             try:
                 t = graph.saved_tensor(node, role)
             except RuntimeError:
+                keeps = True
                 continue  # changed in place since: autograd will say so in backward
-            if t is None or self._is_passed_over(t) or not self._is_ours(t, role):
+            if t is None or self._is_passed_over(t, entry) or not self._is_ours(t, role):
                 continue
             began = now()
             site = self._site(op, role)
             storage = self.storages.of(t)
             if self.pace.leaves(site):
-                self._leave(node, site, t, storage)
+                entry.leave(self._leave(node, site, t, storage), storage)
                 continue
+            keeps = True
             source = self.keep(node, site, t, storage)
+            self._idle.keeps(storage.address)
             handle = Handle(source, site, t, storage, self._passes, order=self.order)
             raw.register_hooks(_Give(handle), unpack)
             if isinstance(source, Sides) and op == "Relu":
@@ -442,8 +476,9 @@ class Tape(Keeping):
         for hook in self.straightened:
             node.register_hook(hook)
         self.straightened.clear()
+        return keeps
 
-    def _is_passed_over(self, t: Tensor) -> bool:
+    def _is_passed_over(self, t: Tensor, entry: Entry) -> bool:
         """Whether a tensor is too small to be worth any work; autograd then keeps it.
 
         A small slice of a large one is not: autograd would keep alive all of that.
@@ -458,13 +493,15 @@ class Tape(Keeping):
         if size >= smallest:
             return False
         if id(t) not in self._state and not isinstance(t._base, nn.Parameter):
-            self._small[storage._cdata] = size
+            self._small[storage._cdata] = entry.storages[storage._cdata] = size
         return True
 
-    def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> None:
+    def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Record:
         """Leave a tensor to autograd, and know of its storage that it stays alive."""
         node.register_hook(Release(storage, storage.hold()))
-        self.records.keep(left(site, t))
+        record = left(site, t)
+        self.records.keep(record)
+        return record
 
     def _site(self, op: str, role: str) -> Site:
         place = (self._where.now, op, role)

@@ -7,8 +7,9 @@ computed twice, as it is and with a fresh error, and what changes is scaled up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from encke.tape.channels import statistics
 from encke.tape.graph import has_hooks, raw_saved, saved_tensor
-from encke.tape.kept import Source, Whole
+from encke.tape.kept import Combined, Derived, Source, Whole
 from encke.tape.rows import ExactRows, Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
@@ -53,7 +54,8 @@ def differences(
 
     def exact(role: str) -> Tensor:
         if role not in clean:
-            clean[role] = rows.cut(_look(node, role), dy.ndim)
+            found = _some_rows(node, role, rows, dy.ndim, {})
+            clean[role] = rows.cut(_look(node, role), dy.ndim) if found is None else found
         return clean[role]
 
     def noisy(role: str) -> Tensor:
@@ -62,6 +64,9 @@ def differences(
             return exact(role)
         if isinstance(source, Whole) and slot.channels is None and slot.gate is None:
             return noise(exact(role))
+        found = _some_rows(node, role, rows, dy.ndim, {id(slot): noise})
+        if found is not None:
+            return found
         with handing_out(slot, noise):
             return rows.cut(_look(node, role), dy.ndim)
 
@@ -92,14 +97,54 @@ def _look(node: Any, role: str) -> Tensor:
         found = saved_tensor(node, role)
         assert found is not None
         return found.detach()
-    unused = [slot for slot in source.slots() if slot.noise is None]
-    for slot in unused:
-        slot.noise = as_it_is
-    try:
+    with ExitStack() as handing:
+        for slot in source.slots():
+            if slot.noise is None:
+                handing.enter_context(handing_out(slot, as_it_is))
         return source.get()
-    finally:
-        for slot in unused:
-            slot.noise = None
+
+
+class _NotByRowsError(Exception):
+    """Raised where some rows of a tensor do not follow from the same rows of another."""
+
+
+def _some_rows(
+    node: Any,
+    role: str,
+    rows: Rows,
+    dimensions: int,
+    changes: Mapping[int, Callable[[Tensor], Tensor]],
+) -> Tensor | None:
+    """Some rows of a tensor that is computed from others, from the same rows of those.
+
+    changes  by the identities of slots: what to make of their rows
+
+    None where all of it has to be computed.
+    """
+    source = _source(node, role)
+    if not isinstance(source, Derived | Combined):
+        return None
+    slots = list(source.slots())
+    if any(
+        s.channels is not None or s.gate is not None or s.remainder is not None for s in slots
+    ):
+        return None
+
+    def cut(change: Callable[[Tensor], Tensor], decoded: Tensor) -> Tensor:
+        if decoded.ndim != dimensions or decoded.shape[0] != rows.batch:
+            raise _NotByRowsError
+        return change(rows.cut(decoded, dimensions))
+
+    with ExitStack() as handing, suppress(_NotByRowsError, RuntimeError):
+        for slot in slots:
+            change = changes.get(id(slot), as_it_is)
+            handing.enter_context(handing_out(slot, partial(cut, change)))
+        found = source.get()
+        shape = raw_saved(node, role).data.shape
+        # Where the dimensions were exchanged, another than the first is shorter now.
+        if tuple(found.shape) == rows.size(shape, dimensions):
+            return found
+    return None
 
 
 def as_it_is(decoded: Tensor) -> Tensor:
@@ -107,8 +152,15 @@ def as_it_is(decoded: Tensor) -> Tensor:
 
 
 @contextmanager
-def handing_out(slot: Slot, noise: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside, a slot hands out what `noise` makes of its decoded values."""
+def handing_out(slot: Slot, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, a slot hands out what `change` makes of its decoded values: once, to all."""
+    handed: list[Tensor] = []
+
+    def noise(decode: Callable[[], Tensor]) -> Tensor:
+        if not handed:
+            handed.append(change(decode()))
+        return handed[0]
+
     before, slot.noise = slot.noise, noise
     try:
         yield
