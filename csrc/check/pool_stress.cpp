@@ -20,6 +20,7 @@
 
 namespace {
 
+using encke::memory::Life;
 using encke::memory::Moment;
 using encke::memory::PageBits;
 using encke::memory::Pool;
@@ -55,7 +56,8 @@ size_t some_size(Random& random) {
 }
 
 bool allocate(Pool& pool, size_t bytes, uint64_t number, Block& block) {
-    void* at = pool.allocate(bytes);
+    const auto life = number % 3 == 0 ? Life::kLong : Life::kShort;
+    void* at = pool.allocate(bytes, life);
     if (at == nullptr) return false;
     check(reinterpret_cast<uintptr_t>(at) % pool.page() == 0, "blocks begin at a page");
     check(pool.owns(at) && pool.owns(static_cast<char*>(at) + bytes - 1), "owns its blocks");

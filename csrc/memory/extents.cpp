@@ -69,4 +69,21 @@ void FreeExtents::take(size_t first, size_t pages, size_t resident) {
     by_address_.insert(hint, std::move(placed));
 }
 
+void FreeExtents::split(size_t first, size_t at, size_t resident) {
+    const auto found = by_address_.find(first);
+    const size_t rest = first + found->second.count - at;
+    const auto placed = by_address_.insert(std::next(found), {at, {rest, resident}});
+    try {
+        by_size_.insert({rest, at});
+    } catch (...) {
+        by_address_.erase(placed);
+        throw;
+    }
+    auto sized = by_size_.extract({found->second.count, first});
+    sized.value().first = at - first;
+    by_size_.insert(std::move(sized));
+    found->second.count = at - first;
+    found->second.resident -= resident;
+}
+
 }  // namespace encke::memory

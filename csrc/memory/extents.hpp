@@ -35,10 +35,11 @@ class FreeExtents {
     // Removes the first `pages` of the extent that begins at `first`; `resident` of these may
     // be in memory.
     void take(size_t first, size_t pages, size_t resident);
+    // Cuts the extent that begins at `first` in two at page `at`; `resident` pages of the
+    // second part may be in memory. The parts touch until one of them is taken.
+    void split(size_t first, size_t at, size_t resident);
 
   private:
-    void resize(size_t from, size_t to, size_t first);
-
     ByAddress by_address_;
     BySize by_size_;
 };

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "memory/slots.hpp"
@@ -30,9 +31,12 @@ std::atomic<bool> serving{false};
 std::atomic<size_t> passed{0};
 std::mutex changing;  // install and uninstall
 
+thread_local Life next_life = Life::kShort;
+
 int allocate_block(void** block, size_t alignment, size_t bytes) noexcept {
+    const Life life = std::exchange(next_life, Life::kShort);
     if (bytes >= kLeast && alignment <= pool->page()) {
-        if (void* found = pool->allocate(bytes)) {
+        if (void* found = pool->allocate(bytes, life)) {
             *block = found;
             return 0;
         }
@@ -130,6 +134,8 @@ void uninstall() {
 }
 
 bool is_installed() { return serving; }
+
+void expect_long_life() { next_life = Life::kLong; }
 
 Pool* installed_pool() { return allocate_slots == nullptr ? nullptr : pool; }
 

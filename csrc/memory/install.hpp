@@ -19,6 +19,9 @@ void uninstall();
 
 bool is_installed();
 
+// The next block that this thread asks for will live for long.
+void expect_long_life();
+
 // Null before the first `install` that succeeded.
 Pool* installed_pool();
 

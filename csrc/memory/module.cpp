@@ -12,6 +12,7 @@ NB_MODULE(_pool, m) {
     m.def("install", &memory::install);
     m.def("uninstall", &memory::uninstall);
     m.def("is_installed", &memory::is_installed);
+    m.def("expect_long_life", &memory::expect_long_life);
     m.def(
         "trim",
         [] {

@@ -80,17 +80,40 @@ Pool::Fit Pool::best_fit(size_t pages) const {
     return best;
 }
 
+Pool::Fit Pool::highest_fit(size_t pages) {
+    auto& extents = extents_.by_address();
+    int seen = 0;
+    for (auto extent = extents.rbegin(); extent != extents.rend() && seen < kCandidates;
+         ++extent) {
+        const auto [count, resident] = extent->second;
+        if (resident < pages) continue;
+        ++seen;
+        const size_t first = extent->first, end = std::min(first + count, top_);
+        const auto run = bits_.last_run(first, end, pages);
+        if (run.end - run.first < pages) continue;
+        try {
+            if (run.first != first) extents_.split(first, run.first, pages);
+        } catch (...) {
+            break;  // no memory for a note of some bytes
+        }
+        return {run.first, pages, true};
+    }
+    return {0, 0, false};
+}
+
 size_t Pool::cap() const {
     if (keep_nothing_) return live_;
     const size_t recent = recent_.pages();
     return recent + recent / kShare + kSlack / page_;
 }
 
-void* Pool::allocate(size_t bytes) noexcept {
+void* Pool::allocate(size_t bytes, Life life) noexcept {
     if (bytes > reserved_) return nullptr;
     const size_t pages = std::max<size_t>(1, (bytes + page_ - 1) / page_);
     Guard guard(*this);
-    const Fit fit = best_fit(pages);
+    Fit fit{0, 0, false};
+    if (life == Life::kLong) fit = highest_fit(pages);
+    if (!fit.found) fit = best_fit(pages);
     if (!fit.found) return nullptr;
     extents_.take(fit.first, pages, fit.resident);
     length_[fit.first] = static_cast<uint32_t>(pages);
@@ -102,6 +125,7 @@ void* Pool::allocate(size_t bytes) noexcept {
     resident_ += pages - fit.resident;
     fresh_ += pages - fit.resident;
     if (fit.resident != pages) bits_.set(fit.first, pages);
+    top_ = std::max(top_, fit.first + pages);
     note_operation();
     if (fit.resident != pages && resident_ > cap()) give_back(resident_ - cap());
     peak_resident_ = std::max(peak_resident_, resident_);

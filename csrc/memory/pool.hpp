@@ -24,8 +24,14 @@ struct Statistics {
     double window_seconds;
 };
 
+// How long a block will live, beside the others of a training step.
+enum class Life { kShort, kLong };
+
 // Blocks are whole pages, and begin at a page. Among the smallest free extents that fit, a
-// block gets the one that needs the fewest pages from the system. Free pages stay resident for
+// block gets the one that needs the fewest pages from the system. A block with a long life gets
+// the highest resident pages that are free, so that it does not divide the room of the others:
+// compressed tensors pile up from above during forward, and come off that pile in backward,
+// when gradients grow from below. Free pages stay resident for
 // the next block, as long as all resident pages together are no more than the recent peak of
 // live ones, 2 % and 4 MB. Every method may be called from any thread.
 class Pool {
@@ -37,7 +43,7 @@ class Pool {
     size_t page() const { return page_; }
 
     // Null if the pool has no room for the block.
-    void* allocate(size_t bytes) noexcept;
+    void* allocate(size_t bytes, Life life = Life::kShort) noexcept;
     bool owns(const void* address) const noexcept {
         return static_cast<size_t>(static_cast<const char*>(address) - base_) < reserved_;
     }
@@ -64,6 +70,8 @@ class Pool {
         bool found;
     };
     Fit best_fit(size_t pages) const;
+    // The highest free pages that are all resident; they begin an extent then.
+    Fit highest_fit(size_t pages);
     size_t cap() const;
     void note_operation() noexcept;
     size_t give_back(size_t pages) noexcept;
@@ -79,6 +87,7 @@ class Pool {
     bool keep_nothing_ = false;
     size_t live_ = 0, resident_ = 0, peak_live_ = 0, peak_resident_ = 0;  // pages
     size_t high_mark_ = 0;
+    size_t top_ = 0;  // no page from here on was ever handed out
     size_t fresh_ = 0, returned_ = 0, blocks_ = 0, allocations_ = 0;
     mutable pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
 };

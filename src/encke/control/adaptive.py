@@ -25,7 +25,7 @@ from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
 from encke.control.sensitivity import gradient_squares, sensitivities
 from encke.errors import UnsupportedError
-from encke.tape.protocol import KEEP, Effect, Sight, Treatment
+from encke.tape.protocol import KEEP, Effect, Sight, Site, Treatment
 from encke.tape.squares import square
 
 log = logging.getLogger("encke")
@@ -110,6 +110,8 @@ class Adaptive:
         #: Steps observed so far: ops that have to be called again for it take turns.
         self._turn = 0
         self._exact_until = 0
+        #: Answers that hold until something is learnt.
+        self._treatments: dict[Site, Treatment] = {}
         self._shares: list[tuple[int, float]] = []
         self._gradients = AccumulatedGradients()
         self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
@@ -126,6 +128,7 @@ class Adaptive:
                     "second derivatives is not known, so activations are kept exact"
                 )
             self._exact_until = self._step + _SECOND_ORDER_MEMORY
+            self._treatments.clear()
 
     def optimizer_stepped(self) -> None:
         """An optimizer that trains the model has stepped."""
@@ -140,6 +143,8 @@ class Adaptive:
         if self._observing:
             self._observed.add(step)
         self.guard.begin(self._step if self._calls == 1 else 0)
+        if self._observing or self.guard.is_checking:
+            self._treatments.clear()
 
     def _begin_step(self) -> None:
         """The optimizer has stepped: learn from the step that ended, begin another."""
@@ -166,6 +171,16 @@ class Adaptive:
         return self._observing
 
     def treat(self, sight: Sight) -> Treatment:
+        known = self._treatments.get(sight.site)
+        if known is not None:
+            return known
+        found = self._treat(sight)
+        lasts = not (found.observe or found.check or self._step < self._exact_until)
+        if lasts and not self.guard.is_checking:
+            self._treatments[sight.site] = found
+        return found
+
+    def _treat(self, sight: Sight) -> Treatment:
         name = str(sight.site)
         if self._step < self._exact_until:
             return _SECOND_ORDER
@@ -191,6 +206,7 @@ class Adaptive:
         return (crc32(name.encode()) + self._turn) % turns == 0
 
     def observe(self, effect: Effect) -> None:
+        self._treatments.clear()
         self.guard.look_at_tail(effect)
         if effect.measured is not None:
             self.guard.judge(effect)
@@ -248,6 +264,7 @@ class Adaptive:
         return scales
 
     def _allocate(self) -> None:
+        self._treatments.clear()
         demands = {
             name: Demand(
                 values=self.values[name],
@@ -303,6 +320,7 @@ class Adaptive:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._treatments.clear()
         self._step = state["step"]
         self._next = state.get("next", self._step + 1)
         self._calls = state["calls"]

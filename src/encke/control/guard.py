@@ -45,6 +45,11 @@ class Guard:
             self._now = self._names[self._turn % len(self._names)]
             self._turn += 1
 
+    @property
+    def is_checking(self) -> bool:
+        """Whether some tensor is checked in the step that runs."""
+        return self._now is not None
+
     def checks(self, name: str) -> bool:
         """Whether the tensor of this name is checked in the step that runs."""
         if self._every > 0 and name not in self._caution:

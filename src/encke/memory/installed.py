@@ -45,6 +45,14 @@ class Pool:
         """The most live bytes since this was called last; 0 if the pool was never installed."""
         return 0 if self._module is None else int(self._module.take_high_mark())
 
+    def expect_long_life(self) -> None:
+        """Say that the next tensor that this thread makes will live for long.
+
+        It gets a place among others like it, so that tensors with a short life find theirs.
+        """
+        if self._module is not None:
+            self._module.expect_long_life()
+
     def trim(self) -> int:
         """Give every free page back to the system at once; how many bytes that was."""
         return 0 if self._module is None else int(self._module.trim())

@@ -37,16 +37,19 @@ def channels_of(node: Any, op: str, role: str, t: Tensor) -> Channels | None:
 class Channels:
     """Mean and reciprocal deviation of each channel, as a batch norm computed them."""
 
-    __slots__ = ("_mean", "_shift", "_spread")
+    __slots__ = ("_mean", "_spread")
 
     def __init__(self, mean: Tensor, spread: Tensor, dimensions: int) -> None:
         self._mean = mean.detach().view(1, -1, *(1,) * (dimensions - 2))
         self._spread = spread.detach().view_as(self._mean)
-        self._shift = -self._mean * self._spread
 
     @property
     def gain(self) -> Tensor:
         return self._spread.flatten()
+
+    @property
+    def _shift(self) -> Tensor:
+        return -self._mean * self._spread
 
     @property
     def shift(self) -> Tensor:

@@ -94,14 +94,18 @@ def newest() -> int:
     return number
 
 
-def saved(node: Any) -> Iterator[tuple[str, Any]]:
-    """Role and raw saved tensor of everything that `node` keeps."""
-    kind = type(node)
-    roles = _roles.get(kind)
-    if roles is None:
-        roles = tuple(name[len(_RAW) :] for name in dir(node) if name.startswith(_RAW))
-        _roles[kind] = roles
-    for role in roles:
+def saved(node: Any, among: Sequence[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Role and raw saved tensor of everything that `node` keeps.
+
+    among  names of attributes, without the number of a tensor in a list; all unless given
+    """
+    if among is None:
+        kind = type(node)
+        among = _roles.get(kind)
+        if among is None:
+            among = tuple(name[len(_RAW) :] for name in dir(node) if name.startswith(_RAW))
+            _roles[kind] = among
+    for role in among:
         raw = getattr(node, _RAW + role)
         if isinstance(raw, tuple | list):
             for number, one in enumerate(raw):
@@ -126,6 +130,11 @@ def notes(node: Any) -> dict[Any, Any]:
     """
     found: dict[Any, Any] = node.metadata
     return found
+
+
+def set_grad(enabled: bool) -> None:
+    """As `torch.set_grad_enabled`, without an object that undoes it."""
+    torch._C._set_grad_enabled(enabled)
 
 
 def has_hooks(raw: Any) -> bool:

@@ -82,27 +82,32 @@ class Handle:
         self._witness.check(self.site, self.shape)
         # While a graph of backward itself is built, its nodes save what they are given.
         lends = self._lends and not torch.is_grad_enabled() and can_lend()
+        if not torch.is_grad_enabled():
+            return self._decoded(lends)
         with torch.no_grad():
-            if lends and isinstance(self.source, Sides):
-                return self.source.stand_in()
-            t = self.source.get()
-            if self.source.how == "shape":
-                return t
-            if t.dtype != self._dtype:
-                t = t.to(self._dtype)
-            if tuple(t.shape) != self.shape or t.device != self._device:
-                raise EnckeError(
-                    f"{self.site}: saved {list(self.shape)} on {self._device}, got back "
-                    f"{list(t.shape)} on {t.device}; this is a fault of the rule for this op"
-                )
-            if self._stride is not None and t.stride() != self._stride:
-                t = torch.empty_strided(
-                    self.shape, self._stride, dtype=t.dtype, device=t.device
-                ).copy_(t)
-                if lends:
-                    lend(t)
-            elif lends and self._is_alone(t):
+            return self._decoded(lends)
+
+    def _decoded(self, lends: bool) -> Tensor:
+        if lends and isinstance(self.source, Sides):
+            return self.source.stand_in()
+        t = self.source.get()
+        if self.source.how == "shape":
+            return t
+        if t.dtype != self._dtype:
+            t = t.to(self._dtype)
+        if t.shape != self.shape or t.device != self._device:
+            raise EnckeError(
+                f"{self.site}: saved {list(self.shape)} on {self._device}, got back "
+                f"{list(t.shape)} on {t.device}; this is a fault of the rule for this op"
+            )
+        if self._stride is not None and t.stride() != self._stride:
+            t = torch.empty_strided(
+                self.shape, self._stride, dtype=t.dtype, device=t.device
+            ).copy_(t)
+            if lends:
                 lend(t)
+        elif lends and self._is_alone(t):
+            lend(t)
         return t
 
     def _is_alone(self, t: Tensor) -> bool:

@@ -20,36 +20,38 @@ from encke.tape.kept import Derived, Sides, Source, Whole
 class Affine(Derived):
     """A batch norm with its statistics known: gain and shift for each channel.
 
-    own  the norm's weight and bias
+    coefficients  gives both when they are needed
+    own           the norm's weight and bias
     """
 
-    __slots__ = ("_gain", "_own", "_shift")
+    __slots__ = ("_coefficients", "_own")
 
     def __init__(
         self,
         of: Source,
-        gain: Tensor,
-        shift: Tensor,
+        coefficients: Callable[[], tuple[Tensor, Tensor]],
         own: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
         def compute(x: Tensor) -> Tensor:
+            gain, shift = coefficients()
             channels = (1, -1) + (1,) * (x.ndim - 2)
             return torch.addcmul(
                 shift.view(channels).to(x.dtype), x, gain.view(channels).to(x.dtype)
             )
 
         super().__init__(of, compute, "batch norm")
-        self._gain, self._shift, self._own = gain, shift, own
+        self._coefficients, self._own = coefficients, own
 
     def behind(self, sides: Sides) -> Derived:
         """The same with a ReLU after it, in one pass where memory allows."""
-        plain, gain, shift = self._compute, self._gain, self._shift
+        plain, coefficients = self._compute, self._coefficients
 
         def compute(x: Tensor) -> Tensor:
             order = layout.memory_order(x)
             channel = order.index(1)
             inner = math.prod(x.shape[d] for d in order[channel + 1 :])
             bits = sides.bits
+            gain, shift = coefficients()
             if bits is None or order != sides.order or gain.dtype != x.dtype:
                 return _where(sides, plain(x))
             kernels = select(x.device)
@@ -129,11 +131,13 @@ def _batch_norm(d: Deriver, node: Any, _shape: tuple[int, ...]) -> Source | None
     if not known:
         return None
     mean, spread = statistics(node, op_name(node))
-    gain = spread if scale is None else spread * scale.detach()
-    shift = -mean * gain if offset is None else offset - mean * gain
-
     own = None if scale is None else scale.detach()
-    return Affine(source, gain, shift, (own, None if offset is None else offset.detach()))
+
+    def coefficients() -> tuple[Tensor, Tensor]:
+        gain = spread if own is None else spread * own
+        return gain, -mean * gain if offset is None else offset - mean * gain
+
+    return Affine(source, coefficients, (own, offset))
 
 
 @recipe("NativeLayerNorm")

@@ -132,7 +132,7 @@ class Effect:
         return cls(**state | sites | {"measured": None if measured is None else (*measured,)})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Sight:
     """A tensor that is about to be kept.
 

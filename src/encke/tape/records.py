@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from torch import Tensor
 
 from encke.tape.protocol import Site
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Record:
     """One saved tensor of one step.
 
@@ -32,6 +33,11 @@ class Record:
     of: Site | None = None
     predicted: float | None = None
     measured: float | None = None
+
+
+@lru_cache(maxsize=4096)
+def _why(how: str, of: Site) -> str:
+    return f"{how} of {of}" if how != "shared" else f"the same as {of}"
 
 
 class Records:
@@ -59,7 +65,7 @@ class Records:
                 stored=0,
                 how="shared" if how == "shared" else "derived",
                 codec="",
-                why=f"{how} of {of}" if how != "shared" else f"the same as {of}",
+                why=_why(how, of),
                 of=of,
             )
         )

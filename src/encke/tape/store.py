@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,14 +38,15 @@ def unexpanded(t: Tensor) -> Tensor | None:
     >>> unexpanded(torch.zeros(4, 1).expand(4, 6)).shape
     torch.Size([4, 1])
     """
+    if 0 not in t.stride():
+        return None
     size = [1 if stride == 0 else n for n, stride in zip(t.shape, t.stride(), strict=True)]
     if size == list(t.shape):
         return None
     return t.as_strided(size, t.stride(), t.storage_offset())
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Which elements of a storage a tensor is, and in which version of it."""
 
     version: int
@@ -64,14 +65,13 @@ class Geometry:
         >>> Geometry.of(torch.zeros(2, 3)[:, 1]).stride
         (3,)
         """
-        dense = is_dense(t)
         return cls(
             t._version,
             t.dtype,
             int(t.storage_offset()),
             tuple(t.shape),
-            tuple(t.stride()),
-            dense,
+            t.stride(),
+            is_dense(t),
             t.is_neg() or t.is_conj(),
         )
 

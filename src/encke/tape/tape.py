@@ -16,7 +16,6 @@ from encke.memory import pool
 from encke.tape import graph
 from encke.tape.effects import Probe
 from encke.tape.handle import Handle
-from encke.tape.idle import Entry, Idle
 from encke.tape.keeping import Keeping
 from encke.tape.kept import Sides, Source
 from encke.tape.lane import Lanes
@@ -24,6 +23,7 @@ from encke.tape.ledger import Held, PlainHeld, SavedStorage
 from encke.tape.left import Release, left, small, tail
 from encke.tape.pace import Pace, now
 from encke.tape.passes import BackwardPasses
+from encke.tape.previous import Function, PreviousPass
 from encke.tape.protocol import Effect, Policy, Site
 from encke.tape.records import Record
 from encke.tape.rules import may_probe
@@ -82,7 +82,8 @@ class Tape(Keeping):
         self.summit.is_on = self.pace.slowdown is not None
         self._passes = BackwardPasses(self.pace, self.summit)
         self._in_tail = False
-        self._idle = Idle()
+        self._previous = PreviousPass()
+        self._sites: dict[tuple[str, str, str, int], Site] = {}
         #: Storages of the pass that are too small to be worth any work: address and bytes; and
         #: the node that backward will come to first.
         self._small: dict[int, int] = {}
@@ -236,7 +237,7 @@ class Tape(Keeping):
         self.pace.ordinary = not getattr(self.policy, "is_observing", False)
         if not self.pace.ordinary or not self._names or self.step % _NAMES_FOR == 1:
             self._learn_names()
-        self._idle.begin((self.pace.left, self.pace.smallest))
+        self._previous.begin((self.pace.left, self.pace.smallest))
         self.records.begin(self.step)
         for log in self.logs:
             log.begin(self.step)
@@ -278,7 +279,7 @@ class Tape(Keeping):
     def _count_left(self) -> None:
         """Count what autograd holds in small tensors and in the tail, until its backward."""
         node, self._newest = self._newest, None
-        size = sum(self._small.values()) + self._idle.end()
+        size = sum(self._small.values()) + self._previous.end()
         self._small.clear()
         if node is None:
             return
@@ -390,67 +391,82 @@ class Tape(Keeping):
         if graph.foreign_hooks_active():
             self.waiting.spoil()
             return
-        entry = self._idle.passes_over(self.order, nodes, outputs[0])
-        with torch.no_grad():
-            if entry is not None:
-                self._pass_over(entry, nodes)
-            else:
+        known = self._previous.find(self.order, nodes, outputs[0])
+        graph.set_grad(False)
+        try:
+            if known is None:
                 self._take_all(nodes, outputs[0])
+            elif known.keeps:
+                self._take_known(nodes, known)
+            else:
+                self._pass_over(nodes, known)
             self._newest = nodes[-1]
             if self.waiting:
                 self.waiting.came_out(outputs)
+        finally:
+            graph.set_grad(True)
         self.summit.forward(self.order, stored=self.ledger.stored, plain=self.ledger.plain)
         self.pace.spend(now() - began)
 
-    def _pass_over(self, entry: Entry, nodes: list[Any]) -> None:
-        """Leave the ops of a function to autograd, as in an earlier pass."""
+    def _pass_over(self, nodes: list[Any], known: Function) -> None:
+        """Leave the ops of a function to autograd, as in the pass before."""
         self.order += len(nodes)
         self.recent.order = self.order
-        entry.again(self._counts, self.records)
+        known.repeat(self._counts, self.records)
         if self.waiting:
             for node in nodes:
                 self.waiting.meet(node, None)
 
     def _take_all(self, nodes: list[Any], result: Tensor) -> None:
         """Take over what the ops of one function saved."""
-        entry = Entry(tuple(map(type, nodes)), tuple(result.shape))
-        first, keeps = self.order, False
+        function = Function(tuple(map(type, nodes)), tuple(result.shape))
+        first = self.order
         for node in nodes:
-            keeps |= self._take(node, entry)
-        if not keeps:
-            self._idle.note(first, entry)
+            self._take(node, function)
+        self._previous.note(first, function)
 
-    def _take(self, node: Any, entry: Entry) -> bool:
-        """Take over everything that a node saved; whether that was anything.
+    def _take_known(self, nodes: list[Any], known: Function) -> None:
+        """The same, of a function that is as it was in the pass before."""
+        for node, roles in zip(nodes, known.roles, strict=True):
+            self._take(node, Function(known.kinds, known.shape), roles)
 
-        entry  told of what is left to autograd
+    def _take(
+        self, node: Any, function: Function, among: tuple[str, ...] | None = None
+    ) -> None:
+        """Take over what a node saved.
+
+        function  what it belongs to, told of what is left to autograd
+        among     the roles that are worth a look; all unless given
         """
         op = graph.op_name(node)
         self.order += 1
         self.recent.order = self.order
         probed: list[tuple[str, Source, Site]] = []
         sides: Sides | None = None
-        waited, keeps = bool(self.waiting), False
-        for role, raw in graph.saved(node):
+        waited = bool(self.waiting)
+        roles: dict[str, None] = {}
+        for role, raw in graph.saved(node, among):
+            name = role.partition("[")[0]
             if graph.has_hooks(raw):
-                keeps = True
+                roles[name], function.keeps = None, True
                 continue
             try:
                 t = graph.saved_tensor(node, role)
             except RuntimeError:
-                keeps = True
+                roles[name], function.keeps = None, True
                 continue  # changed in place since: autograd will say so in backward
-            if t is None or self._is_passed_over(t, entry) or not self._is_ours(t, role):
+            if t is None or self._is_passed_over(t, function) or not self._is_ours(t, role):
                 continue
+            roles[name] = None
             began = now()
             site = self._site(op, role)
             storage = self.storages.of(t)
             if self.pace.leaves(site):
-                entry.leave(self._leave(node, site, t, storage), storage)
+                function.leave(self._leave(node, site, t, storage), storage)
                 continue
-            keeps = True
+            function.keeps = True
             source = self.keep(node, site, t, storage)
-            self._idle.keeps(storage.address)
+            self._previous.keeps(storage.address)
             handle = Handle(source, site, t, storage, self._passes, order=self.order)
             raw.register_hooks(_Give(handle), unpack)
             if isinstance(source, Sides) and op == "Relu":
@@ -476,9 +492,9 @@ class Tape(Keeping):
         for hook in self.straightened:
             node.register_hook(hook)
         self.straightened.clear()
-        return keeps
+        function.roles.append(tuple(roles))
 
-    def _is_passed_over(self, t: Tensor, entry: Entry) -> bool:
+    def _is_passed_over(self, t: Tensor, function: Function) -> bool:
         """Whether a tensor is too small to be worth any work; autograd then keeps it.
 
         A small slice of a large one is not: autograd would keep alive all of that.
@@ -493,7 +509,7 @@ class Tape(Keeping):
         if size >= smallest:
             return False
         if id(t) not in self._state and not isinstance(t._base, nn.Parameter):
-            self._small[storage._cdata] = entry.storages[storage._cdata] = size
+            self._small[storage._cdata] = function.small[storage._cdata] = size
         return True
 
     def _leave(self, node: Any, site: Site, t: Tensor, storage: SavedStorage) -> Record:
@@ -507,7 +523,11 @@ class Tape(Keeping):
         place = (self._where.now, op, role)
         index = self._counts.get(place, 0)
         self._counts[place] = index + 1
-        return Site(*place, index)
+        key = (*place, index)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = Site(*key)
+        return site
 
     def _is_ours(self, t: Tensor, role: str) -> bool:
         """Whether a saved tensor is an activation: not a parameter, a buffer, or a stranger."""

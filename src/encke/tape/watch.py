@@ -42,15 +42,14 @@ class Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)  # what is compiled is seen as the one op it becomes
         self._before()
         self._pace.functions += 1
-        result = NotImplemented
-        if self._head and not torch.compiler.is_compiling():
-            result = intercept(func, args, kwargs or {})
+        result = intercept(func, args, kwargs) if self._head else NotImplemented
         if result is NotImplemented:
-            result = func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling():
-            return result  # a part that is compiled is seen as the one op it becomes
+            result = func(*args, **kwargs)
         if isinstance(result, Tensor):
             if result.grad_fn is not None and torch.is_grad_enabled():
                 note_number(func, args, result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,11 @@ from encke.errors import EnckeError
 
 class ModifiedError(EnckeError, RuntimeError):
     """A tensor that backward needs was changed in place after it was saved."""
+
+
+@cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 class Witness:
@@ -31,7 +38,7 @@ class Witness:
 
     def __init__(self, t: Tensor) -> None:
         alias = t.detach()
-        alias.data = torch.empty(0, dtype=t.dtype, device=t.device)
+        alias.data = _nothing(t.dtype, t.device)
         self._alias = alias
         self._version = alias._version
 

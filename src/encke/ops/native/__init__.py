@@ -296,6 +296,7 @@ class Native:
     def _taken(self, size: int) -> Tensor:
         if size < 0:
             self._fail(size)
+        pool().expect_long_life()
         payload = torch.empty(size, dtype=torch.uint8)
         self._m.take(payload.data_ptr())
         return payload

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape.idle import Entry, Idle
+from encke.tape.previous import Function, PreviousPass
 
 
 class Net(nn.Module):
@@ -34,7 +34,7 @@ def test_passed_over_ops_change_neither_gradients_nor_what_is_counted() -> None:
     model, x = Net(), torch.randn(64, 64)
     tape = encke.attach(model, policy=encke.Fixed(encke.Lossless()))
     before = trained(model, x), tape.last_forward, {r.site for r in tape.records}
-    assert tape._idle._known
+    assert tape._previous._known
     after = trained(model, x), tape.last_forward, {r.site for r in tape.records}
     assert all(torch.equal(a, b) for a, b in zip(before[0], after[0], strict=True))
     assert before[1:] == after[1:]
@@ -44,23 +44,23 @@ def test_another_graph_or_shape_is_looked_at_anew() -> None:
     model = Net()
     tape = encke.attach(model, policy=encke.Fixed(encke.Lossless()))
     trained(model, torch.randn(64, 64))
-    known = dict(tape._idle._known)
+    known = dict(tape._previous._known)
     trained(model, torch.randn(96, 64))
-    assert tape._idle._known.keys() == known.keys()
-    assert tape._idle._known != known  # the shapes are the new ones
+    assert tape._previous._known.keys() == known.keys()
+    assert tape._previous._known != known  # the shapes are the new ones
     model.twisted = True
     trained(model, torch.randn(96, 64))
-    assert len(tape._idle._known) <= len(known) + 1
-    assert tape._idle._failures == 2
+    assert len(tape._previous._known) <= len(known) + 1
+    assert tape._previous._failures == 2
 
 
-def test_an_op_that_shares_a_storage_with_one_that_keeps_it_is_not_passed_over() -> None:
-    idle = Idle()
-    idle.begin(0)
-    idle.note(0, Entry((int,), (1,), storages={7: 100}))
-    idle.note(1, Entry((int,), (1,), storages={8: 100}))
-    idle.keeps(7)
-    idle.end()
-    assert set(idle._known) == {1}
-    idle.begin(1)  # other places are left alone from now on
-    assert not idle._known
+def test_a_function_that_shares_a_storage_with_one_that_keeps_it_is_not_passed_over() -> None:
+    previous = PreviousPass()
+    previous.begin(0)
+    previous.note(0, Function((int,), (1,), left={7: 100}))
+    previous.note(1, Function((int,), (1,), left={8: 100}))
+    previous.keeps(7)
+    previous.end()
+    assert set(previous._known) == {1}
+    previous.begin(1)  # other places are left alone from now on
+    assert not previous._known
