@@ -42,6 +42,8 @@ WAYS = (
     "bf16",
     "Encke",
 )
+EXPECTED = "Encke, advised"
+WAYS = (*WAYS, EXPECTED)
 STEPS = 120
 _LAST = 10
 
@@ -72,6 +74,8 @@ def one(name: str, way: str, batch: int, seed: int, steps: int) -> dict[str, obj
 
         tape = encke.attach(model, optimizer)
     _prepare(optimizer)
+    if way == EXPECTED:
+        return _expected(name, model, loss_of, batch, seed)
     start = _resident()
     peaks, losses, times = [], [], []
     for _ in range(steps):
@@ -103,6 +107,26 @@ def one(name: str, way: str, batch: int, seed: int, steps: int) -> dict[str, obj
         "stored_mb": tape.ledger.stored_peak / 2**20 if tape is not None else None,
         "said": tape.aside if tape is not None else "",
         "peaks": [round(p / 2**20, 1) for p in peaks],
+    }
+
+
+def _expected(name: str, model: object, loss_of: object, batch: int, seed: int) -> dict:
+    """What `encke.advise` expects for the peak of a step, before any step is taken."""
+    import encke
+
+    model.zero_grad()
+    began = time.perf_counter()
+    advice = encke.advise(model, loss_of)
+    # The other ways begin with gradients in place.
+    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return {
+        "model": name,
+        "batch": batch,
+        "way": EXPECTED,
+        "seed": seed,
+        "seconds": time.perf_counter() - began,
+        "expected_mb": (advice.expected_peak - gradients) / 2**20,
+        "stored_mb": advice.stored / 2**20,
     }
 
 

@@ -12,29 +12,25 @@ from torch import Tensor, nn
 from encke.control import arguments
 from encke.control.attach import attach
 from encke.errors import UnsupportedError
+from encke.tape.peak import Peak
 from encke.tape.records import Record
 from encke.tape.summary import render
-
-#: Tensors as large as the largest that one op's backward has at once: gradients in and out, and
-#: what it decodes.
-_AT_WORK = 3
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What one trial step kept.
+    """What the trial steps stored and needed.
 
-    plain        bytes that autograd alone would hold at the end of forward
-    stored       bytes held instead, with the bounds that the controller would set
-    parameters   bytes of the parameters; gradients take as much again
-    largest      bytes of the largest single tensor, which backward decodes at once
-    records      tensor by tensor
+    plain          bytes that autograd alone would hold at the end of forward
+    stored         bytes held instead, with the bounds that the controller would set
+    expected_peak  the most memory of a step above what the process has before it: stored
+                   tensors, the tensors at work, gradients. Measured in the trial steps
+    records        tensor by tensor
     """
 
     plain: int
     stored: int
-    parameters: int
-    largest: int
+    expected_peak: int
     records: tuple[Record, ...]
 
     @property
@@ -42,23 +38,18 @@ class Advice:
         return self.plain / max(1, self.stored)
 
     @property
-    def expected_peak(self) -> int:
-        """What is stored, the tensors at work, weights and their gradients: a rough figure."""
-        return self.stored + _AT_WORK * self.largest + 2 * self.parameters
-
-    @property
     def plain_peak(self) -> int:
-        """The same without a tape."""
-        return self.plain + (_AT_WORK - 1) * self.largest + 2 * self.parameters
+        """About the same without a tape, with the pool: what is not stored is added."""
+        return self.expected_peak + self.plain - self.stored
 
     def __str__(self) -> str:
         return render(
             self.records,
             plain=self.plain,
             stored=self.stored,
-            footer="expected peak with weights and gradients "
+            footer="expected peak of a step, gradients included: "
             f"{self.expected_peak / 2**20:.1f} MiB, "
-            f"plain {self.plain_peak / 2**20:.1f} MiB",
+            f"about {self.plain_peak / 2**20:.1f} MiB without a tape",
         )
 
 
@@ -72,7 +63,8 @@ def advise(
 ) -> Advice:
     """Try a few steps on `batch` and say what a tape would do; the model is left as it was.
 
-    batch  the model's input: a tensor, a tuple of positional or a dict of named arguments
+    batch  the model's input: a tensor, a tuple of positional or a dict of named arguments; or
+           a function that computes the loss of a batch, as a training loop does
     loss   from the model's output; without one, the mean square of the output
 
     >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
@@ -95,11 +87,13 @@ def advise(
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     generator = torch.get_rng_state()
     tape = attach(model, tolerance=tolerance, refresh=1, guard=0)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    peak = Peak(device if device.type == "cuda" else "cpu")
     try:
-        for _ in range(steps):
-            output = _call(model, batch)
-            value = loss(output) if loss is not None else _mean_square(output)
-            value.backward()  # type: ignore[no-untyped-call]
+        with peak:
+            for _ in range(steps):
+                _loss(model, batch, loss).backward()  # type: ignore[no-untyped-call]
+                model.zero_grad(set_to_none=True)
         records = tuple(tape.records)
         stored, plain = tape.last_forward
     finally:
@@ -109,13 +103,20 @@ def advise(
         with torch.no_grad():
             for name, b in model.named_buffers():
                 b.copy_(buffers[name])
-    return Advice(
-        plain=plain,
-        stored=stored,
-        parameters=sum(p.numel() * p.element_size() for p in model.parameters()),
-        largest=max((r.plain for r in records), default=0),
-        records=records,
-    )
+    return Advice(plain=plain, stored=stored, expected_peak=peak.bytes, records=records)
+
+
+def _loss(model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
+    if callable(batch) and not isinstance(batch, Tensor):
+        value = batch()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise UnsupportedError(
+                f"batch is a function that returned {type(value).__name__}, it must return the "
+                "loss of a batch: a tensor with one value"
+            )
+        return value
+    output = _call(model, batch)
+    return loss(output) if loss is not None else _mean_square(output)
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
