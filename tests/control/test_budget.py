@@ -42,7 +42,7 @@ def gradients(model: Model, network: nn.Module, batch: Batch) -> Tensor:
 
 
 def attach(case: tuple[Model, nn.Module, Batch], limit: int | str) -> tuple[Tape, Budget]:
-    tape = encke.attach(case[1], tolerance=0.02, budget=limit)
+    tape = encke.attach(case[1], tolerance=0.02, stored_budget=limit)
     assert isinstance(tape.policy, Budget)
     return tape, tape.policy
 
@@ -119,7 +119,7 @@ def test_comparisons_with_the_exact_tensor_find_room_in_the_limit(
     model, size = NETWORKS["convolutions"]
     network, batch = model.build(seed=0), model.sample_batch(size)
     inner = encke.Adaptive(0.02, model=network, guard=1)
-    tape = encke.attach(network, policy=inner, budget=280 * KIB)
+    tape = encke.attach(network, policy=inner, stored_budget=280 * KIB)
     run(tape, (model, network, batch), 5)
     inner.guard.measured.clear()
     assert run(tape, (model, network, batch), 20) <= 280 * KIB
@@ -226,7 +226,7 @@ def test_values_that_the_policy_wants_exact_stay_exact(
     case: tuple[Model, nn.Module, Batch],
 ) -> None:
     plain = gradients(*case)
-    tape = encke.attach(case[1], policy=KeepAll(), budget="600KiB")
+    tape = encke.attach(case[1], policy=KeepAll(), stored_budget="600KiB")
     run(tape, case, 4)
     assert torch.equal(gradients(*case), plain)
     assert run(tape, case, 3) <= 600 * KIB < tape.ledger.plain_peak

@@ -319,7 +319,7 @@ def test_copies_of_weights_in_another_type_are_left_alone() -> None:
 
 def test_a_budget_is_kept() -> None:
     model, x = case("images")
-    tape = encke.attach(model, budget="16KiB")
+    tape = encke.attach(model, stored_budget="16KiB")
     run = compiled(model)
     for _ in range(5):
         gradients(run, x)

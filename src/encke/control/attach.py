@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from torch import nn
 
 from encke.bound import Bound
@@ -16,11 +17,13 @@ from encke.control.effectiveness import say_after_first_steps
 from encke.control.fixed import Fixed
 from encke.control.hooks import ModelHooks, hooks_of
 from encke.control.optimizers import OptimizerSteps, unfollow
+from encke.control.process_budget import ProcessBudget
 from encke.control.reference import Kind
 from encke.errors import UnsupportedError
 from encke.memory import pool as memory_pool
 from encke.tape import Policy, Tape
 from encke.tape.compiled import attach_graphs, compiled_module
+from encke.tape.peak import StepPeak, trim
 from encke.tape.telemetry import Target
 
 logger = logging.getLogger("encke")
@@ -35,6 +38,7 @@ def attach(
     *,
     tolerance: float | None = None,
     budget: int | str | None = None,
+    stored_budget: int | str | None = None,
     policy: Policy | None = None,
     reference: Kind | None = None,
     slowdown: float | None = None,
@@ -47,7 +51,11 @@ def attach(
 
     tolerance  variance that compression may add to the gradients, as a share of their own
                scale; the controller sets every bound from it. 0.01 unless given
-    budget     bytes that the kept tensors may take, as a number or "6GiB"
+    budget     bytes that the process may take at its peak, as a number or "6GiB": torch,
+               weights, gradients and the optimizer's state included. Tensors are stored
+               smaller, computed again or moved to disk until it fits; `BudgetError` says what
+               would
+    stored_budget  bytes that the stored tensors may take, whatever else the process needs
     policy     decides instead of the controller: `encke.Fixed(RangeRelative(0.02))`
     reference  what "their own scale" is: see `encke.control.reference`
     slowdown   time that Encke may take, as a share of a step without it: what saves the fewest
@@ -91,16 +99,22 @@ def attach(
     optimizers = arguments.optimizers(optimizer, model)
     given = _given(tolerance=tolerance, reference=reference, **options)
     check_options(policy=policy, budget=budget, **given)
+    limit = _one_budget(budget, stored_budget)
     if policy is None:
         given.setdefault("reference", "step" if optimizers else "gradient")
-        if budget is not None:  # then every byte counts
+        if limit is not None:  # then every byte counts
             given.setdefault("prefer", "balance")
         deciding: Policy = Adaptive(optimizers=optimizers, model=model, **given)
     else:
         deciding = policy
-    if budget is not None:
-        deciding = Budget(deciding, budget)
-    limited = policy is None and budget is None
+    if stored_budget is not None:
+        deciding = Budget(deciding, stored_budget)
+    elif budget is not None:
+        trim()  # memory that was freed before does not count
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        peak = StepPeak(device if device.type == "cuda" else "cpu")
+        deciding = ProcessBudget(deciding, budget, peak=peak)
+    limited = policy is None and limit is None
     if slowdown is None and limited:
         slowdown = SLOWDOWN
     if pool:
@@ -145,6 +159,17 @@ def check_options(
             f"{', '.join(options)} set the controller, but policy={policy!r:.80} takes its "
             "place; leave the policy out, or set them on it"
         )
+
+
+def _one_budget(budget: int | str | None, stored: int | str | None) -> int | None:
+    """The one that is given, in bytes."""
+    if budget is not None and stored is not None:
+        raise UnsupportedError(
+            f"budget={budget!r} limits the process and stored_budget={stored!r} what is "
+            "stored; give one of them"
+        )
+    given = stored if budget is None else budget
+    return None if given is None else parse_bytes(given)
 
 
 def _install_pool(model: nn.Module) -> None:

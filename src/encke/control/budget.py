@@ -253,12 +253,13 @@ class Budget:
 
     def _impossible(self, least: int, chosen: Mapping[str, Way]) -> str:
         reached = least + self._others
+        told, needed = self._told(reached)
         text = (
-            f"budget is {self.limit:,} bytes; with each tensor as small as the tolerance "
+            f"{told}; with each tensor as small as the tolerance "
             f"allows{', recomputed or offloaded' if self.offload else ' or recomputed'}, "
             f"{reached:,} bytes are kept, {self._others:,} of them masks, indices and what "
             "needs every bit. Possible is "
-            f"budget={math.ceil(reached / (1 - self._headroom))} or more, or a smaller batch"
+            f"budget={math.ceil(needed / (1 - self._headroom))} or more, or a smaller batch"
         )
         lossy = {g for g, way in chosen.items() if way.kind == "lossy"}
         values = sum(place.values for place in self.places.values() if place.group in lossy)
@@ -277,6 +278,10 @@ class Budget:
         if tolerance * factor > 1:
             return f"{text}; no tolerance up to 1 would reach {self.limit:,}"
         return f"{text}, or about tolerance={tolerance * factor:.2g}"
+
+    def _told(self, reached: int) -> tuple[str, int]:
+        """What was asked for, in words, and the least possible where `reached` are kept."""
+        return f"budget is {self.limit:,} bytes", reached
 
     def _all_exact(self) -> bool:
         return all(way.kind == "exact" for way in self.plan.values())

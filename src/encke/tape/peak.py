@@ -17,6 +17,7 @@ import ctypes
 import sys
 import threading
 import time
+import weakref
 from functools import cache
 from pathlib import Path
 
@@ -113,11 +114,62 @@ def resident_peak() -> int | None:
     return most if sys.platform == "darwin" else most << 10
 
 
+def _reset_mark() -> str:
+    """Let the mark start again from what is resident; what peaks can be read from then."""
+    try:
+        _CLEAR.write_text(_FORGET_PEAK)
+    except OSError:
+        return "samples" if resident() is not None else "getrusage"
+    return "high-water mark"
+
+
+def _fold_all() -> None:
+    """There is one mark for all who measure: let them keep what it says so far."""
+    for peak in Peak._running:
+        peak._fold()
+    for step in list(StepPeak._all):
+        step._fold()
+
+
 def cuda_peak() -> int | None:
     """The allocator's most bytes on the current CUDA device; None if CUDA is not in use."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return int(torch.cuda.max_memory_allocated())
+
+
+class StepPeak:
+    """Gives, each time it is called, the most memory in use since it was called last.
+
+    On the CPU the resident set of the process, where the kernel tells its high-water mark;
+    otherwise what is resident when it is called.
+
+    device  "cpu", or "cuda" for torch's allocator on that device
+    """
+
+    _all: weakref.WeakSet[StepPeak] = weakref.WeakSet()  # noqa: RUF012 - every one that lives
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self._device = torch.device(device)
+        self._mark = 0
+        self()
+        StepPeak._all.add(self)
+
+    def __call__(self) -> int:
+        _fold_all()
+        found, self._mark = self._mark, 0
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif _reset_mark() != "high-water mark":
+            return resident() or found
+        return found
+
+    def _fold(self) -> None:
+        """Take in the most that was seen since the mark was reset last."""
+        if self._device.type == "cuda":
+            self._mark = max(self._mark, int(torch.cuda.max_memory_allocated(self._device)))
+        else:
+            self._mark = max(self._mark, resident_peak() or 0)
 
 
 class Peak:
@@ -156,15 +208,14 @@ class Peak:
 
     def __enter__(self) -> Peak:
         self.bytes, self.curve, self._mark = 0, [], 0
-        for outer in Peak._running:  # there is one mark for all: keep what it says so far
-            outer._fold()
+        _fold_all()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
             self.how = "allocator"
         else:
             trim()
-            self.how = self._reset_mark()
+            self.how = _reset_mark()
         Peak._running.append(self)
         self._start = self._now() or resident_peak() or 0
         self._began = time.perf_counter()
@@ -184,14 +235,6 @@ class Peak:
         Peak._running.remove(self)
         samples = max((count for _, count in self.curve), default=0)
         self.bytes = max(0, self._mark - self._start, samples)
-
-    @staticmethod
-    def _reset_mark() -> str:
-        try:
-            _CLEAR.write_text(_FORGET_PEAK)
-        except OSError:
-            return "samples" if resident() is not None else "getrusage"
-        return "high-water mark"
 
     def _fold(self) -> None:
         """Take in the most that the system has seen since the mark was reset last."""
