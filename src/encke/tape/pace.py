@@ -25,7 +25,7 @@ from encke.tape.protocol import Site
 SMALL = 4096
 #: A forward pass that spends this many seconds on small tensors, and more than twice what the
 #: rest of it takes, passes over larger ones at once, up to `_LARGEST_SMALL` bytes.
-_PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.1, 2.0, 256 << 10
+_PATIENCE, _TOO_MUCH, _LARGEST_SMALL = 0.04, 2.0, 256 << 10
 #: Of the slowdown that is allowed: what is planned for, since steps vary.
 _MARGIN = 0.9
 #: What a tape's work costs, over what its own clock sees of it: torch's hooks and cold caches.
