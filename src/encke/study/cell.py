@@ -26,7 +26,7 @@ from encke.study.cells import Cell
 from encke.study.environment import environment
 from encke.study.measure.gradients import compare_gradients
 from encke.study.measure.kept import codec_shares, layers
-from encke.study.measure.pace import pace, peak_bytes
+from encke.study.measure.pace import pace
 from encke.study.measure.timeline import trace_kept, trace_plain
 from encke.study.ranks import ALONE, Ranks
 from encke.study.results import Row
@@ -98,7 +98,7 @@ def measure(training: Training) -> Row:
         "plain_bytes": plain.peak,
         "stored_bytes": kept.peak,
         "ratio": ratio,
-        "peak_bytes": peak_bytes(training, batches[0]),
+        "peak_bytes": training.peak,
     }
     return row
 

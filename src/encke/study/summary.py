@@ -18,7 +18,7 @@ class Summary:
 
     metric    of the last point of the curve, in `unit`; `spread` is its standard deviation
     ratio     plain bytes over stored bytes
-    peak      bytes of the process above weights, gradients and optimizer state
+    peak      the most bytes of the process in any step, above what it had before the first
     relative  time of a step over that of a plain one
     failed    cells that have none of this
     """
@@ -76,7 +76,7 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     summaries = summarise(rows)
     metrics = {one.name for one in summaries if one.name}
     metric = metrics.pop() if len(metrics) == 1 else "metric"
-    columns = ["model", "data", "policy", "seeds", metric, "kept", "peak", "step time"]
+    columns = ["model", "data", "policy", "seeds", "peak", "step time", metric, "stored"]
     found = []
     for one in summaries:
         names = [one.model, one.data, one.policy]
@@ -88,10 +88,10 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
             [
                 *names,
                 seeds,
-                metric_text(one),
-                "" if one.ratio is None else f"{one.ratio:.1f}× smaller",
                 "" if one.peak is None else f"{one.peak / 1e6:.1f} MB",
                 "" if one.relative is None else f"{one.relative:.2f}×",
+                metric_text(one),
+                "" if one.ratio is None else f"{one.ratio:.1f}× smaller",
             ]
         )
     return columns, found

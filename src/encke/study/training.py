@@ -15,6 +15,7 @@ from encke.study.errors import StudyError
 from encke.study.ranks import ALONE, Ranks
 from encke.study.subject import Subject
 from encke.study.zoo import Batch
+from encke.tape.peak import StepPeak, resident, trim
 from encke.wire.comm import CompressedComm
 from encke.wire.message import mixed
 from encke.wire.wrap import Wrapped
@@ -26,6 +27,7 @@ class Training:
     """Network, optimizer and way of a cell, a step at a time.
 
     curve    what was measured at some of the steps, as docs/study-results.md has it
+    peak     the most memory of the process in any step, above what it had before the first
     wrapped  with several ranks, the network in DDP; its steps are steps of all ranks
     """
 
@@ -44,6 +46,9 @@ class Training:
         self.points = {*range(every, self.steps, every), self.steps}
         self.step = 0
         self.curve: list[Point] = []
+        self.peak = 0
+        self._peak: StepPeak | None = None
+        self._before = 0
         self._recent: list[float] = []
         self._epoch = self._place = 0
         self._begun = torch.get_rng_state()
@@ -72,7 +77,7 @@ class Training:
             if tape is not None:
                 tape.ledger.reset_peak()
             rate = self.schedule.get_last_lr()[0]
-            loss = self.take(batch)
+            loss = self._take_measured(batch)
             self._recent.append(loss)
             self.schedule.step()
             self.step += 1
@@ -80,6 +85,17 @@ class Training:
                 on_step({"step": self.step, "loss": loss, "rate": rate, "ratio": self._ratio()})
             if self.step in self.points:
                 self._measure(on_point)
+
+    def _take_measured(self, batch: Batch) -> float:
+        """A step, whose memory counts; what is evaluated between steps does not."""
+        if self._peak is None:
+            self._peak = StepPeak()
+            trim()
+            self._before = resident() or 0
+        self._peak()
+        loss = self.take(batch)
+        self.peak = max(self.peak, self._peak() - self._before)
+        return loss
 
     def take(self, batch: Batch) -> float:
         """One step of the optimizer; the loss before it."""
@@ -167,6 +183,7 @@ class Training:
             "place": self._place,
             "recent": list(self._recent),
             "curve": list(self.curve),
+            "peak": self.peak,
             "begun": self._begun,
             "random": torch.get_rng_state(),
         }
@@ -187,6 +204,7 @@ class Training:
             self._comm.load_state_dict(state["wire"])
         self.step, self._epoch = state["step"], state["epoch"]
         self._recent, self.curve = list(state["recent"]), list(state["curve"])
+        self.peak = state.get("peak", 0)
         # The order of a user's own batches may hang on torch's generator at their start.
         torch.set_rng_state(state["begun"])
         self._place, self._batches = 0, None

@@ -262,7 +262,7 @@ def test_the_filter_chooses_what_every_picture_shows(opened: Opener, usual: Rows
 
 def test_switches_change_axis_and_quantity(opened: Opener, usual: Rows) -> None:
     tab = opened(usual)
-    tab.get_by_label("Measured peak of a step").check(force=True)
+    tab.get_by_label("Measured peak of the training").check(force=True)
     assert "measured peak" in plot(tab, "front").text_content()
     tab.get_by_label("Test loss").check(force=True)
     assert "test loss" in plot(tab, "curves").text_content()

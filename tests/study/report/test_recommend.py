@@ -198,7 +198,7 @@ def test_a_peak_that_rises_is_called_higher() -> None:
     rows = [cell("plain", final=70.0), cell("small", final=70.0, stored=10)]
     rows[1]["memory"]["peak_bytes"] = 18
     said = answer(compare(rows), best_overall(compare(rows)))
-    assert '<dt>higher peak of a step</dt><dd class="value">2.00×</dd>' in said
+    assert '<dt>higher peak of the training</dt><dd class="value">2.00×</dd>' in said
 
 
 def test_a_setting_that_was_tried_less_often_is_not_set_beside_the_others() -> None:

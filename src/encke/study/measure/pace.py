@@ -1,4 +1,4 @@
-"""How long a step takes beside a plain one, and how much memory it needs."""
+"""How long a step takes beside a plain one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from encke.study.measure.settled import settled
 from encke.study.training import Training
 from encke.study.zoo import Batch
-from encke.tape.peak import Peak, return_at_once
-
-_TIMES = 3  # that a peak is measured
 
 
 def pace(training: Training, batches: Sequence[Batch], *, pairs: int) -> dict[str, Any]:
@@ -53,21 +49,3 @@ def _step(training: Training, batch: Batch, *, plain: bool = False) -> float:
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=False)
         return time.perf_counter() - begun
-
-
-def peak_bytes(training: Training, batch: Batch) -> int:
-    """Memory of the process that a forward and backward need at most, above what was there.
-
-    Weights, gradients and optimizer state are there before. From here on the allocator gives
-    freed memory back at once, which slows later steps.
-    """
-    return_at_once()
-    tape = training.fitted.tape
-    found = []
-    with settled(tape) if tape is not None else nullcontext():
-        for _ in range(_TIMES + 1):
-            with Peak() as peak:
-                training.forward(batch).backward()  # type: ignore[no-untyped-call]
-            training.optimizer.zero_grad(set_to_none=False)
-            found.append(peak.bytes)
-    return int(statistics.median(found[1:]))

@@ -113,10 +113,7 @@ def _figures(comparison: Comparison, best: Verdict) -> list[Markup]:
         kept = f"{size(groups[0].plain.mean)} become {size(groups[0].stored.mean)}"
     else:
         kept = f"geometric mean; {times(min(savings))} to {times(max(savings))}"
-    figures = [
-        _figure(times(best.saving), "less kept for backward", kept),
-        _quality(comparison, best),
-    ]
+    figures = [_peak(comparison, groups)]
     steps = [group.time.mean for group in groups if group.time]
     if best.time is None:
         figures.append(_figure(NONE, "step time of plain", "not measured"))
@@ -129,7 +126,8 @@ def _figures(comparison: Comparison, best: Verdict) -> list[Markup]:
                 spread if len(steps) > 1 else "median of interleaved steps",
             )
         )
-    figures.append(_peak(comparison, groups))
+    figures.append(_quality(comparison, best))
+    figures.append(_figure(times(best.saving), "less kept for backward", kept))
     return figures
 
 
@@ -163,15 +161,15 @@ def _peak(comparison: Comparison, groups: tuple[Group, ...]) -> Markup:
     ]
     pairs = [(before, after) for before, after in pairs if before > 0 and after > 0]
     if not pairs:
-        return _figure(NONE, "lower peak of a step", "not measured")
+        return _figure(NONE, "lower peak of the training", "not measured")
     whole = geometric_mean([before / after for before, after in pairs])
-    title = f"{'lower' if whole >= 1 else 'higher'} peak of a step"
+    title = f"{'lower' if whole >= 1 else 'higher'} peak of the training"
     if len(pairs) == 1:
-        note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, temporaries included"
+        note = f"{size(pairs[0][0])} become {size(pairs[0][1])}, every step included"
     else:
         factors = [before / after if whole >= 1 else after / before for before, after in pairs]
         reach = f"{times(min(factors))} to {times(max(factors))}"
-        note = f"geometric mean; {reach}; temporaries included"
+        note = f"geometric mean; {reach}; every step included"
     return _figure(times(max(whole, 1 / whole)), title, note)
 
 

@@ -4,7 +4,7 @@ function drawFront(section, { view, groups, scenes, state }) {
   const host = section.querySelector(".plots");
   host.replaceChildren();
   const memory = state.memory;
-  const named = memory === "stored" ? "kept for backward" : "measured peak of a step";
+  const named = memory === "stored" ? "kept for backward" : "measured peak of the training";
   const shown = groups.filter((g) => g.metric && g[memory]?.mean > 0);
   multiples(host, scenes, shown, (place, scene, members) =>
     frontOf(place, view, view.scenes[scene], members, memory, named));
@@ -15,7 +15,7 @@ function drawFront(section, { view, groups, scenes, state }) {
 
 const FRONT_COLUMNS = [
   "setting", "network and data", "seeds", "metric", "range of seeds", "against plain",
-  "as well as plain", "kept", "than plain", "peak of a step", "step time",
+  "as well as plain", "kept", "than plain", "peak of the training", "step time",
 ];
 
 function frontRow(view, g) {
@@ -135,7 +135,7 @@ function frontLines(scene, policy, g) {
   }
   lines.push(["kept for backward", size(g.stored?.mean)]);
   if (g.saving && policy.kind !== "plain") lines.push(["than plain", saved(g.saving)]);
-  if (g.peak) lines.push(["peak of a step", size(g.peak.mean)]);
+  if (g.peak) lines.push(["peak of the training", size(g.peak.mean)]);
   if (g.time) lines.push(["step time", `${times(g.time.mean)} that of plain`]);
   if (g.failed) lines.push(["failed", counted(g.failed, "seed")]);
   if (g.best) lines.push(["", "the best setting here"]);
