@@ -243,10 +243,13 @@ class Noise:
             part.add_(error)
         return values
 
+    def decoded_with(self, decode: Callable[[], Tensor]) -> Tensor:
+        """What is decoded for this, with the error on top."""
+        return self._added_in_place(decode())
+
     def during(self, call: Callable[[], Any]) -> Any:
         """What `call` returns while the slot hands out values with the error added."""
-        # What it hands out is decoded for this.
-        self._slot.noise = lambda decode: self._added_in_place(decode())
+        self._slot.noise = self.decoded_with
         try:
             return call()
         finally:

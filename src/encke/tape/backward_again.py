@@ -1,0 +1,258 @@
+"""Measuring what the errors of all stored tensors together do to the gradients of a step.
+
+In a measured step, when backward reaches the output of the model, the rest of the graph is
+first differentiated once more with a fresh error on top of every stored tensor, of the same size
+and kind as the one that is there. Then backward goes on as it would have. The two gradients of
+each parameter differ by what such errors do, whatever ways they take through the network, and
+through however many calls of the model. Of each gradient only a sample of its values is held.
+
+No forward pass runs again, so random numbers, buffers and the loss are not touched, and no
+gradient is accumulated. What the errors of stored tensors have in common from step to step (what
+a gate leaves out) is not in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from encke.tape.effects import Noise
+from encke.tape.graph import current_backward, running_node
+from encke.tape.slot import Slot
+from encke.tape.squares import square
+from encke.tape.watch import tensors_in
+
+_SAMPLE = 2048  # values of each gradient that are compared
+#: Share of a gradient's square by which it may differ between two backward passes with the same
+#: values: rounding, in another order of summation.
+_SAME = 1e-4
+#: The same of the gradient at an output that another output depends on.
+_NEARLY = 0.3
+
+Samples = dict[str, Tensor]
+
+
+class GradientError(NamedTuple):
+    """Of one parameter's gradient in a measured step.
+
+    error   ‖Δg‖² by the errors of stored tensors
+    square  ‖g‖², errors included
+    """
+
+    error: float
+    square: float
+
+
+class BackwardAgain:
+    """Measures the gradients of one optimizer step at a time, from `begin` to `finish`.
+
+    reason  why nothing can be measured; empty while it can
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.is_on = False
+        self._seed = 0
+        self._leaves: dict[str, Tensor] = {}
+        self._handles: list[Any] = []
+        self._slots: list[weakref.ref[Slot]] = []
+        #: Samples of the gradients: of the user's own passes, of those with the same values, and
+        #: of those with a fresh error.
+        self._own: Samples = {}
+        self._same: Samples = {}
+        self._fresh: Samples = {}
+        #: Where the gradients of the pass that runs here go; None outside of one.
+        self._into: Samples | None = None
+        #: The user's backward pass, and the outputs that passes here have come through in it.
+        self._pass = -1
+        self._through: dict[int, float] = {}
+        #: Whether the user's gradients are known to come from the model's outputs alone, so that
+        #: they need not be computed a second time with the same values; None until it is tried.
+        self._alone: bool | None = None
+        self._valid = False
+
+    def begin(self, parameters: Mapping[str, Tensor], *, seed: int) -> None:
+        """Measure the optimizer step that begins."""
+        self.finish()
+        if self.reason:
+            return
+        self._leaves = {
+            name: p for name, p in parameters.items() if p.requires_grad and p.is_leaf
+        }
+        self.reason = _why_not(self._leaves)
+        if self.reason or not self._leaves:
+            return
+        self._seed, self.is_on, self._valid = seed, True, False
+        for name, parameter in self._leaves.items():
+            handle = parameter.register_hook(_Look(self, name))  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
+
+    def packed(self, slot: Slot, _exact: Tensor) -> None:
+        """The tape has packed a tensor."""
+        if self.is_on:
+            self._slots.append(weakref.ref(slot))
+
+    def forward_ended(self, result: Any) -> None:
+        """The model was called, and gave `result`."""
+        if not self.is_on or not torch.is_grad_enabled():
+            return
+        found = {t.grad_fn for t in tensors_in(result) if t.grad_fn is not None}
+        for node in found:
+            node.register_prehook(_Reached(self))
+
+    def finish(self) -> dict[str, GradientError]:
+        """What was measured since `begin`, by the parameter's name."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        found = self._compared() if self.is_on and self._valid else {}
+        self.is_on = False
+        for samples in (self._own, self._same, self._fresh):
+            samples.clear()
+        self._slots.clear()
+        self._leaves, self._pass = {}, -1
+        self._through.clear()
+        return found
+
+    # -- in backward ---------------------------------------------------------------------
+
+    def reached(self, received: tuple[Tensor | None, ...]) -> None:
+        """Backward has come to an output of the model, with these gradients."""
+        if not self.is_on or torch.is_grad_enabled():
+            return
+        node = running_node()
+        arrived = sum(square(one) for one in received)
+        if self._into is not None:
+            self._through[id(node)] = arrived
+            return
+        if current_backward() != self._pass:
+            self._pass = current_backward()
+            self._through.clear()
+        before = self._through.get(id(node))
+        if before is not None:
+            if abs(before - arrived) > _NEARLY * max(before, arrived):
+                self._stop("an output of the model is used in the loss and by the model again")
+            return
+        edges = [(GradientEdge(node, i), one) for i, one in enumerate(received)]
+        present = [(edge, one) for edge, one in edges if one is not None]
+        try:
+            if self._alone is not True:
+                self._run(present, self._same, noisy=False)
+            self._run(present, self._fresh, noisy=True)
+        except RuntimeError as error:
+            self._stop(f"backward cannot run twice: {str(error).splitlines()[0]:.100}")
+        self._valid = self.is_on
+
+    def _run(
+        self, edges: list[tuple[GradientEdge, Tensor]], into: Samples, *, noisy: bool
+    ) -> None:
+        """Differentiate from here on, with a fresh error in all that is stored if `noisy`."""
+        slots = [slot for one in self._slots if (slot := one()) is not None]
+        lossy = [slot for slot in slots if not slot.is_exact and slot.noise is None]
+        for slot in lossy:
+            seed = self._seed + crc32(str(slot.site).encode())
+            # Looking at what is decoded does not count as a use.
+            slot.noise = Noise(slot, seed).decoded_with if noisy else _decoded
+        self._into = into
+        try:
+            torch.autograd.grad(
+                [edge for edge, _ in edges],
+                list(self._leaves.values()),
+                [one for _, one in edges],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        finally:
+            self._into = None
+            for slot in lossy:
+                slot.noise = None
+
+    def see(self, name: str, gradient: Tensor) -> Tensor | None:
+        """A gradient of a parameter; what goes on in its place, if that is to be another."""
+        inside = self._into is not None
+        into = self._own if self._into is None else self._into
+        if gradient.layout == torch.strided and gradient.numel():
+            flat = gradient.reshape(-1)
+            # An odd distance meets every place of rows whose length is a power of two.
+            apart = 1 | max(1, flat.numel() // _SAMPLE)
+            sample = flat[self._seed % apart :: apart].double()
+            into[name] = into[name] + sample if name in into else sample
+            if inside:  # nobody looks at it, so it need not be held until the pass ends
+                return gradient.new_zeros(()).expand(gradient.shape)
+        return None
+
+    def _stop(self, reason: str) -> None:
+        self.reason, self._valid, self.is_on = reason, False, False
+
+    # -- what was found ------------------------------------------------------------------
+
+    def _compared(self) -> dict[str, GradientError]:
+        if self._same:
+            self._alone = _agree(self._own, self._same)
+        plain = self._same or self._own
+        found = {}
+        for name, fresh in self._fresh.items():
+            other = plain.get(name)
+            if other is None or other.shape != fresh.shape:
+                continue
+            times = self._leaves[name].numel() / fresh.numel()
+            found[name] = GradientError(
+                square(fresh - other) * times, square(self._own.get(name, other)) * times
+            )
+        return found
+
+
+def _decoded(decode: Callable[[], Tensor]) -> Tensor:
+    return decode()
+
+
+def _why_not(leaves: Mapping[str, Tensor]) -> str:
+    """Why these parameters' gradients cannot be computed twice; empty if they can."""
+    for name, parameter in leaves.items():
+        if type(parameter) not in (Tensor, torch.nn.Parameter):
+            return f"{name} is a {type(parameter).__name__}"
+        if parameter._backward_hooks:
+            return f"{name} has hooks of its own, which would run twice"
+    return ""
+
+
+def _agree(one: Samples, other: Samples) -> bool:
+    """Whether gradients of two passes with the same values are the same."""
+    return one.keys() == other.keys() and all(
+        sample.shape == other[name].shape
+        and square(sample - other[name]) <= _SAME * square(sample)
+        for name, sample in one.items()
+    )
+
+
+class _Look:
+    """A hook on a parameter, which does not keep alive whoever looks."""
+
+    __slots__ = ("_name", "_watcher")
+
+    def __init__(self, watcher: BackwardAgain, name: str) -> None:
+        self._watcher, self._name = weakref.ref(watcher), name
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        watcher = self._watcher()
+        return None if watcher is None else watcher.see(self._name, gradient)
+
+
+class _Reached:
+    """A hook on an output of the model, likewise."""
+
+    __slots__ = ("_watcher",)
+
+    def __init__(self, watcher: BackwardAgain) -> None:
+        self._watcher = weakref.ref(watcher)
+
+    def __call__(self, received: tuple[Tensor | None, ...]) -> None:
+        watcher = self._watcher()
+        if watcher is not None:
+            watcher.reached(received)
