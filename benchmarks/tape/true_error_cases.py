@@ -123,9 +123,7 @@ class _Window(nn.Module):
         t = torch.roll(self.norm1(x), (-self.shift, -self.shift), (1, 2))
         t = t.view(batch, height // side, side, width // side, side, channels)
         t = t.permute(0, 1, 3, 2, 4, 5).reshape(-1, side * side, channels)
-        q, k, v = (
-            self.qkv(t).view(len(t), -1, 3, self.heads, channels // self.heads).unbind(2)
-        )
+        q, k, v = self.qkv(t).view(len(t), -1, 3, self.heads, channels // self.heads).unbind(2)
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
         weights = (q @ k.transpose(-2, -1)) * (channels // self.heads) ** -0.5 + self.offsets
         t = (weights.softmax(-1) @ v).transpose(1, 2).reshape(len(t), -1, channels)

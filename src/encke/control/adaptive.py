@@ -20,11 +20,13 @@ from torch import nn
 from encke.bound import Absolute, RmsRelative
 from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 from encke.control.allocate import Demand, water_fill
+from encke.control.calibrate import Calibration, Upstream, mean_variance
 from encke.control.gates import Gates
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
-from encke.control.sensitivity import gradient_squares, sensitivities
+from encke.control.sensitivity import Part, Share, gradient_squares, sensitivities
 from encke.errors import UnsupportedError
+from encke.tape.backward_again import BackwardAgain, GradientError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 from encke.tape.squares import square
 
@@ -41,6 +43,9 @@ _TURNS = 4  # observed steps in which every op that must be called again is so o
 _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
+_ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
+_NEAR = 0.02
+_STEEPEST = 64.0
 _LARGEST = 4.0  # of a tensor's root mean square: beyond, every code is already zero
 
 
@@ -94,7 +99,7 @@ class Adaptive:
         self.bounds: dict[str, float] = {}
         self.sensitivity: dict[str, float] = {}
         #: The same by the ops that use each tensor, which are not all observed at once.
-        self._parts: dict[str, dict[str, float]] = {}
+        self._parts: dict[str, dict[str, Part]] = {}
         self.values: dict[str, int] = {}
         self._largest: dict[str, float] = {}
         self.gates = Gates()
@@ -110,9 +115,12 @@ class Adaptive:
         #: Steps observed so far: ops that have to be called again for it take turns.
         self._turn = 0
         self._exact_until = 0
-        self._shares: list[tuple[int, float]] = []
+        self._shares: list[Share] = []
         self._gradients = AccumulatedGradients()
         self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
+        #: What the errors of all tensors do together, measured in the steps after observed ones.
+        self.backward_again = BackwardAgain()
+        self.calibration = Calibration()
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -143,14 +151,19 @@ class Adaptive:
 
     def _begin_step(self) -> None:
         """The optimizer has stepped: learn from the step that ended, begin another."""
+        measured = self.backward_again.finish()
+        if measured:
+            self._calibrate(measured)
         if self._effects:
             self._learn()
-        elif self.guard.changed():
+        elif self.guard.changed() or measured:
             self._allocate()
         self._step += 1
         self._calls = 0
         self._observed.clear()
-        self._due = self._step >= self._next
+        if self._due and self.bounds and self._step >= self._exact_until:
+            self.backward_again.begin(self._parameters, seed=self._step)
+        self._due = self._step >= self._next and not self.backward_again.is_on
         if self._due:
             self._turn += 1
             # Steps 1, 3, 6, 12, 24, …
@@ -162,8 +175,8 @@ class Adaptive:
 
     @property
     def is_observing(self) -> bool:
-        """Whether the forward pass that runs is observed."""
-        return self._observing
+        """Whether the forward pass that runs is observed, or its gradients measured."""
+        return self._observing or self.backward_again.is_on
 
     def treat(self, sight: Sight) -> Treatment:
         name = str(sight.site)
@@ -226,13 +239,12 @@ class Adaptive:
         calls = max(1.0, self._calls / max(1, len(self._observed)))
         for name, tensor in found.tensors.items():
             parts = self._parts.setdefault(name, {})
-            for consumer, variance in tensor.parts.items():
-                now, old = variance * calls, parts.get(consumer)
-                if old is not None and old > now > 0 and self._step > _EARLY:
-                    # Tightened at once, loosened by and by.
-                    now = math.exp(_MEMORY * math.log(old) + (1 - _MEMORY) * math.log(now))
+            for consumer, part in tensor.parts.items():
+                now = part._replace(own=part.own * calls, flow=part.flow * calls)
+                old = parts.get(consumer)
+                if old is not None and self._step > _EARLY:
+                    now = now.smoothed(old, _MEMORY)
                 parts[consumer] = now
-            self.sensitivity[name] = sum(parts.values())
             self.values[name] = tensor.values
         self._allocate()
 
@@ -247,7 +259,34 @@ class Adaptive:
         self._trained |= scales.keys()
         return scales
 
+    def _calibrate(self, measured: dict[str, GradientError]) -> None:
+        """Hold the prediction for the bounds of the step that ended to what was measured."""
+        for name, found in measured.items():
+            self.reference.see(name, found.square)
+        scales = {n: self.reference.of(n, self._parameters.get(n)) for n in measured}
+        predicted = mean_variance(self.bounds, self._plain_sensitivity(), len(self._trained))
+        self.calibration.see(
+            measured,
+            scales,
+            self._parameters,
+            tolerance=self.tolerance,
+            predicted=predicted,
+            early=self._step <= _EARLY,
+        )
+
+    def _plain_sensitivity(self) -> dict[str, float]:
+        """By tensor: the variance that an error of ±1 adds, every parameter alike."""
+        return {
+            name: sum(part.own + part.flow for part in parts.values())
+            for name, parts in self._parts.items()
+        }
+
     def _allocate(self) -> None:
+        upstream = Upstream(self._shares, self.calibration.weights)
+        self.sensitivity = {
+            name: self.calibration.sensitivity(parts.values(), upstream)
+            for name, parts in self._parts.items()
+        }
         demands = {
             name: Demand(
                 values=self.values[name],
@@ -263,9 +302,24 @@ class Adaptive:
             variance -= self.gates.variance
         self.bounds = {
             name: bound
-            for name, bound in water_fill(demands, variance=variance).items()
+            for name, bound in self._fill(demands, variance).items()
             if 0 < bound < math.inf
         }
+
+    def _fill(self, demands: dict[str, Demand], variance: float) -> dict[str, float]:
+        """Bounds shared out by weight, whose calibrated sum without weights is `variance`."""
+        plain = self._plain_sensitivity()
+        cautious = {name: found * self.guard.caution(name) for name, found in plain.items()}
+        allowed = variance / self.calibration.factor
+        given = allowed
+        bounds: dict[str, float] = {}
+        for _ in range(_ROUNDS):
+            bounds = water_fill(demands, variance=given)
+            added = mean_variance(bounds, cautious, 1)
+            if added <= 0 or abs(added - allowed) <= _NEAR * allowed:
+                break
+            given *= min(allowed / added, _STEEPEST)
+        return bounds
 
     def _why(self, name: str, bound: float) -> str:
         added = self.sensitivity.get(name, 0.0) * bound**2
@@ -274,6 +328,23 @@ class Adaptive:
     def measured_errors(self) -> dict[str, tuple[float, float]]:
         """By consumer: the gradient's variance, predicted and measured in its last check."""
         return self.guard.measured
+
+    def told(self) -> dict[str, Any]:
+        """The gradients' relative error: asked for, measured last, and of which parameter most."""
+        found = self.calibration
+        name, worst = found.worst or ("", None)
+        return {
+            "asked": self.tolerance,
+            "predicted": mean_variance(
+                self.bounds, self._plain_sensitivity(), len(self._trained)
+            )
+            * found.factor
+            + self.gates.variance / max(1, len(self._trained)),
+            "measured": found.measured,
+            "worst": worst,
+            "parameter": name,
+            "why_not": self.backward_again.reason,
+        }
 
     # -- for checkpoints -----------------------------------------------------------------
 
@@ -286,7 +357,11 @@ class Adaptive:
             "exact_until": self._exact_until,
             "shares": [list(pair) for pair in self._shares],
             "bounds": dict(self.bounds),
-            "parts": {name: dict(parts) for name, parts in self._parts.items()},
+            "parts": {
+                name: {consumer: list(part) for consumer, part in parts.items()}
+                for name, parts in self._parts.items()
+            },
+            "calibration": self.calibration.state_dict(),
             "turn": self._turn,
             "values": dict(self.values),
             "largest": dict(self._largest),
@@ -308,10 +383,18 @@ class Adaptive:
         self._calls = state["calls"]
         self._trained = set(state["trained"])
         self._exact_until = state["exact_until"]
-        self._shares = [(int(order), float(share)) for order, share in state["shares"]]
+        self._shares = [Share(*one) for one in state["shares"]]
         self.bounds = dict(state["bounds"])
-        self._parts = {name: dict(parts) for name, parts in state["parts"].items()}
-        self.sensitivity = {name: sum(p.values()) for name, p in self._parts.items()}
+        self._parts = {
+            name: {consumer: Part(*part) for consumer, part in parts.items()}
+            for name, parts in state["parts"].items()
+        }
+        self.calibration.load_state_dict(state.get("calibration", {}))
+        upstream = Upstream(self._shares, self.calibration.weights)
+        self.sensitivity = {
+            name: self.calibration.sensitivity(parts.values(), upstream)
+            for name, parts in self._parts.items()
+        }
         self._turn = state["turn"]
         self.values = dict(state["values"])
         self._largest = dict(state["largest"])

@@ -109,6 +109,10 @@ def attach(
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
     hooks = ModelHooks(model, tape)
+    measured = deciding.inner if isinstance(deciding, Budget) else deciding
+    if isinstance(measured, Adaptive):
+        tape.packed.append(measured.backward_again.packed)
+        hooks.ended.append(measured.backward_again.forward_ended)
     steps = OptimizerSteps(hooks, keep_lossless=policy is None)
     steps.suit(*optimizers)
     say_after_first_steps(hooks)

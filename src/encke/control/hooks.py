@@ -52,6 +52,8 @@ class ModelHooks:
         #: Calls of the root with gradients on, and who is told their number after each.
         self.root_calls = 0
         self.listeners: list[Callable[[int], None]] = []
+        #: Who is told what each call that the tape was entered for has given.
+        self.ended: list[Callable[[Any], None]] = []
         #: Whether a warning has said that the tape has little or no effect.
         self.warned = False
         #: What the optimizers of the model do, if somebody follows them.
@@ -116,6 +118,7 @@ class ModelHooks:
 
     def end_root(self, result: Any) -> None:
         self.tape.end_call(result)
+        self._tell(result)
         if torch.is_grad_enabled():
             for listener in self.listeners:
                 listener(self.root_calls)
@@ -139,6 +142,11 @@ class ModelHooks:
     def end_part(self, part: nn.Module, result: Any) -> None:
         if self._calls and self._calls[-1].part is part and self._calls.pop().entered:
             self.tape.end_call(result)
+            self._tell(result)
+
+    def _tell(self, result: Any) -> None:
+        for ended in self.ended:
+            ended(result)
 
 
 class _PartCall:

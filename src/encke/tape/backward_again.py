@@ -155,8 +155,9 @@ class BackwardAgain:
         """Differentiate from here on, with a fresh error in all that is stored if `noisy`."""
         slots = [slot for one in self._slots if (slot := one()) is not None]
         lossy = [slot for slot in slots if not slot.is_exact and slot.noise is None]
-        for slot in lossy:
-            seed = self._seed + crc32(str(slot.site).encode())
+        for number, slot in enumerate(lossy):
+            # Other errors at each place and in each call: those of two calls may not cancel.
+            seed = self._seed + crc32(f"{number} {slot.site}".encode())
             # Looking at what is decoded does not count as a use.
             slot.noise = Noise(slot, seed).decoded_with if noisy else _decoded
         self._into = into
