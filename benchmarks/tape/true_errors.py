@@ -5,9 +5,10 @@
 In some steps the gradients are computed twice from the same weights, batch, buffers and random
 numbers: with the tape paused, and with it. The difference is the true error, of which the
 controller knows nothing. It is taken relative to what the tolerance is a share of
-(`encke.control.reference`), read from the exact gradients and the optimizer, and averaged over the steps
-looked at. Rows tell the mean over weights (parameters of two dimensions or more) and the parameter
-with the largest error, both over the tolerance, with the controller's own measurement beside.
+(`encke.control.reference`), read from the exact gradients and the optimizer, and averaged over
+the steps looked at. Rows tell the mean over weights (parameters of two dimensions or more) and
+the parameter with the largest error, both over the tolerance, with the controller's own
+measurement beside.
 """
 
 from __future__ import annotations

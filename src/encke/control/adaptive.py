@@ -118,7 +118,7 @@ class Adaptive:
         self._shares: list[Share] = []
         self._gradients = AccumulatedGradients()
         self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
-        #: What the errors of all tensors do together, measured in the steps after observed ones.
+        #: What all errors do together, measured in the steps after observed ones.
         self.backward_again = BackwardAgain()
         self.calibration = Calibration()
 
@@ -139,6 +139,7 @@ class Adaptive:
         """An optimizer that trains the model has stepped."""
         self._boundaries.stepped()
         self._gradients.close()
+        self.backward_again.close()
 
     def begin(self, step: int) -> None:
         if self._boundaries.forward():
@@ -330,7 +331,7 @@ class Adaptive:
         return self.guard.measured
 
     def told(self) -> dict[str, Any]:
-        """The gradients' relative error: asked for, measured last, and of which parameter most."""
+        """The gradients' relative error: asked for, predicted, measured last, the largest."""
         found = self.calibration
         name, worst = found.worst or ("", None)
         return {

@@ -25,10 +25,10 @@ _AIM = 1.5  # times the tolerance: where a parameter above the cap is brought to
 _FASTEST = 8.0  # by which a weight changes at once, at most
 _LARGEST_WEIGHT = 1e6
 _MEMORY = 0.4  # of the factor's running mean, in logarithms
-#: Share of a gradient that is error, above which a vector's gradient is taken to be nothing else.
+#: Share of a vector's gradient that is error, above which it is taken to be nothing else.
 _NOTHING_ELSE = 0.5
-#: How much of a relative error of dY arrives in a vector (a bias, the scale of a norm), whose sum
-#: over positions is not predicted.
+#: How much of a relative error of dY arrives in a vector (a bias, the scale of a norm), whose
+#: sum over positions is not predicted.
 _VECTOR = 0.3
 
 

@@ -145,7 +145,7 @@ class ModelHooks:
             self._tell(result)
 
     def _tell(self, result: Any) -> None:
-        for ended in self.ended:
+        for ended in self.ended if self.tape.is_active else ():
             ended(result)
 
 

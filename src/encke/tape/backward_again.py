@@ -1,14 +1,14 @@
 """Measuring what the errors of all stored tensors together do to the gradients of a step.
 
 In a measured step, when backward reaches the output of the model, the rest of the graph is
-first differentiated once more with a fresh error on top of every stored tensor, of the same size
-and kind as the one that is there. Then backward goes on as it would have. The two gradients of
-each parameter differ by what such errors do, whatever ways they take through the network, and
-through however many calls of the model. Of each gradient only a sample of its values is held.
+first differentiated once more with a fresh error on top of every stored tensor, of the same
+size and kind as the one that is there. Then backward goes on as it would have. The two
+gradients of each parameter differ by what such errors do, whatever ways they take through the
+network, and through however many calls of the model. Of each gradient only a sample of its
+values is held.
 
 No forward pass runs again, so random numbers, buffers and the loss are not touched, and no
-gradient is accumulated. What the errors of stored tensors have in common from step to step (what
-a gate leaves out) is not in it.
+gradient is accumulated.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from encke.tape.squares import square
 from encke.tape.watch import tensors_in
 
 _SAMPLE = 2048  # values of each gradient that are compared
-#: Share of a gradient's square by which it may differ between two backward passes with the same
-#: values: rounding, in another order of summation.
-_SAME = 1e-4
-#: The same of the gradient at an output that another output depends on.
+_DROWNED = 0.3  # of a gradient's square: a difference that may have another cause
+#: Share by which the square of a gradient at an output may differ that another depends on.
 _NEARLY = 0.3
 
 Samples = dict[str, Tensor]
@@ -62,8 +60,8 @@ class BackwardAgain:
         self._leaves: dict[str, Tensor] = {}
         self._handles: list[Any] = []
         self._slots: list[weakref.ref[Slot]] = []
-        #: Samples of the gradients: of the user's own passes, of those with the same values, and
-        #: of those with a fresh error.
+        #: Samples of the gradients: of the user's own passes, of those with the same values,
+        #: and of those with a fresh error.
         self._own: Samples = {}
         self._same: Samples = {}
         self._fresh: Samples = {}
@@ -72,9 +70,9 @@ class BackwardAgain:
         #: The user's backward pass, and the outputs that passes here have come through in it.
         self._pass = -1
         self._through: dict[int, float] = {}
-        #: Whether the user's gradients are known to come from the model's outputs alone, so that
-        #: they need not be computed a second time with the same values; None until it is tried.
-        self._alone: bool | None = None
+        #: Whether the user's gradients seem to come from elsewhere too, so that they have to be
+        #: computed a second time with the same values.
+        self._twice = False
         self._valid = False
 
     def begin(self, parameters: Mapping[str, Tensor], *, seed: int) -> None:
@@ -105,6 +103,13 @@ class BackwardAgain:
         found = {t.grad_fn for t in tensors_in(result) if t.grad_fn is not None}
         for node in found:
             node.register_prehook(_Reached(self))
+
+    def close(self) -> None:
+        """The optimizer has stepped: gradients that come now are not those that it saw."""
+        if current_backward() < 0:  # else it steps in backward, parameter by parameter
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
 
     def finish(self) -> dict[str, GradientError]:
         """What was measured since `begin`, by the parameter's name."""
@@ -142,7 +147,7 @@ class BackwardAgain:
         edges = [(GradientEdge(node, i), one) for i, one in enumerate(received)]
         present = [(edge, one) for edge, one in edges if one is not None]
         try:
-            if self._alone is not True:
+            if self._twice:
                 self._run(present, self._same, noisy=False)
             self._run(present, self._fresh, noisy=True)
         except RuntimeError as error:
@@ -194,18 +199,21 @@ class BackwardAgain:
     # -- what was found ------------------------------------------------------------------
 
     def _compared(self) -> dict[str, GradientError]:
-        if self._same:
-            self._alone = _agree(self._own, self._same)
-        plain = self._same or self._own
+        plain = self._same if self._twice else self._own
         found = {}
         for name, fresh in self._fresh.items():
             other = plain.get(name)
             if other is None or other.shape != fresh.shape:
                 continue
             times = self._leaves[name].numel() / fresh.numel()
-            found[name] = GradientError(
-                square(fresh - other) * times, square(self._own.get(name, other)) * times
-            )
+            whole = self._own.get(name, other)
+            found[name] = GradientError(square(fresh - other) * times, square(whole) * times)
+        wide = [one for name, one in found.items() if self._leaves[name].ndim > 1]
+        drowned = sum(one.error > _DROWNED * one.square for one in wide)
+        if not self._twice and 2 * drowned > len(wide):
+            # Maybe the loss has terms in the weights themselves: the next time tells.
+            self._twice = True
+            return {}
         return found
 
 
@@ -221,15 +229,6 @@ def _why_not(leaves: Mapping[str, Tensor]) -> str:
         if parameter._backward_hooks:
             return f"{name} has hooks of its own, which would run twice"
     return ""
-
-
-def _agree(one: Samples, other: Samples) -> bool:
-    """Whether gradients of two passes with the same values are the same."""
-    return one.keys() == other.keys() and all(
-        sample.shape == other[name].shape
-        and square(sample - other[name]) <= _SAME * square(sample)
-        for name, sample in one.items()
-    )
 
 
 class _Look:
