@@ -43,6 +43,7 @@ _TURNS = 4  # observed steps in which every op that must be called again is so o
 _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
+_GATES_EVERY = 3  # measured steps: in the first of these what gates leave out is measured too
 _ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
 _NEAR = 0.02
 _STEEPEST = 64.0
@@ -121,6 +122,7 @@ class Adaptive:
         #: What all errors do together, measured in the steps after observed ones.
         self.backward_again = BackwardAgain()
         self.calibration = Calibration()
+        self._measurements = 0
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -163,7 +165,9 @@ class Adaptive:
         self._calls = 0
         self._observed.clear()
         if self._due and self.bounds and self._step >= self._exact_until:
-            self.backward_again.begin(self._parameters, seed=self._step)
+            self._measurements += 1
+            gates = self.gates.any_open and self._measurements % _GATES_EVERY == 1
+            self.backward_again.begin(self._parameters, seed=self._step, gates=gates)
         self._due = self._step >= self._next and not self.backward_again.is_on
         if self._due:
             self._turn += 1
@@ -274,6 +278,15 @@ class Adaptive:
             predicted=predicted,
             early=self._step <= _EARLY,
         )
+        if self._measurements % _GATES_EVERY == 1:
+            left_out = {
+                name: found.left_out / scales[name]
+                for name, found in measured.items()
+                if found.left_out is not None
+                and scales[name] > 0
+                and self._parameters[name].ndim > 1
+            }
+            self.gates.measured(left_out, len(self._trained))
 
     def _plain_sensitivity(self) -> dict[str, float]:
         """By tensor: the variance that an error of ±1 adds, every parameter alike."""
@@ -363,6 +376,7 @@ class Adaptive:
                 for name, parts in self._parts.items()
             },
             "calibration": self.calibration.state_dict(),
+            "measurements": self._measurements,
             "turn": self._turn,
             "values": dict(self.values),
             "largest": dict(self._largest),
@@ -391,6 +405,7 @@ class Adaptive:
             for name, parts in state["parts"].items()
         }
         self.calibration.load_state_dict(state.get("calibration", {}))
+        self._measurements = state.get("measurements", 0)
         upstream = Upstream(self._shares, self.calibration.weights)
         self.sensitivity = {
             name: self.calibration.sensitivity(parts.values(), upstream)

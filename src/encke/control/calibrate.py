@@ -168,10 +168,10 @@ def _relative(
     total = sum(found[name].square for name in counts)
     typical = total / max(1, sum(counts.values()))
     result = {}
-    for name, (error, square) in found.items():
+    for name, (error, square, _) in found.items():
         scale = scales.get(name, 0.0)
         vector = name in parameters and parameters[name].ndim < 2
-        if vector and error > _NOTHING_ELSE * square:
+        if vector and error > _NOTHING_ELSE * (square + error):
             scale = max(scale, typical * counts[name])
         if scale > 0 and math.isfinite(error):
             result[name] = error / scale

@@ -23,12 +23,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from encke.tape.effects import Noise
+from encke.tape.gate import Gate
 from encke.tape.graph import current_backward, running_node
+from encke.tape.ledger import Ledger
 from encke.tape.slot import Slot
 from encke.tape.squares import square
 from encke.tape.watch import tensors_in
 
 _SAMPLE = 2048  # values of each gradient that are compared
+_LEAST = 0.1  # of a gradient with an error: what it is taken to be without
 _DROWNED = 0.3  # of a gradient's square: a difference that may have another cause
 #: Share by which the square of a gradient at an output may differ that another depends on.
 _NEARLY = 0.3
@@ -39,12 +42,14 @@ Samples = dict[str, Tensor]
 class GradientError(NamedTuple):
     """Of one parameter's gradient in a measured step.
 
-    error   ‖Δg‖² by the errors of stored tensors
-    square  ‖g‖², errors included
+    error     ‖Δg‖² by the errors of stored tensors
+    square    ‖g‖², without that
+    left_out  ‖Δg‖² by what gates leave out, if that was measured
     """
 
     error: float
     square: float
+    left_out: float | None = None
 
 
 class BackwardAgain:
@@ -54,6 +59,8 @@ class BackwardAgain:
     """
 
     def __init__(self) -> None:
+        #: Not the tape's: what a measured step holds beside is not for backward.
+        self._ledger = Ledger()
         self.reason = ""
         self.is_on = False
         self._seed = 0
@@ -65,6 +72,11 @@ class BackwardAgain:
         self._own: Samples = {}
         self._same: Samples = {}
         self._fresh: Samples = {}
+        #: And of those with what gates leave out of some rows, of which all are so many times
+        #: as many.
+        self._whole: list[Samples] = [{}, {}]
+        self._times = 1.0
+        self._gates = False
         #: Where the gradients of the pass that runs here go; None outside of one.
         self._into: Samples | None = None
         #: The user's backward pass, and the outputs that passes here have come through in it.
@@ -75,8 +87,13 @@ class BackwardAgain:
         self._twice = False
         self._valid = False
 
-    def begin(self, parameters: Mapping[str, Tensor], *, seed: int) -> None:
-        """Measure the optimizer step that begins."""
+    def begin(
+        self, parameters: Mapping[str, Tensor], *, seed: int, gates: bool = False
+    ) -> None:
+        """Measure the optimizer step that begins.
+
+        gates  whether also what gates leave out
+        """
         self.finish()
         if self.reason:
             return
@@ -87,14 +104,18 @@ class BackwardAgain:
         if self.reason or not self._leaves:
             return
         self._seed, self.is_on, self._valid = seed, True, False
+        self._gates, self._times = gates, 1.0
         for name, parameter in self._leaves.items():
             handle = parameter.register_hook(_Look(self, name))  # type: ignore[no-untyped-call]
             self._handles.append(handle)
 
-    def packed(self, slot: Slot, _exact: Tensor) -> None:
+    def packed(self, slot: Slot, exact: Tensor) -> None:
         """The tape has packed a tensor."""
-        if self.is_on:
-            self._slots.append(weakref.ref(slot))
+        if not self.is_on:
+            return
+        self._slots.append(weakref.ref(slot))
+        if self._gates and isinstance(slot.gate, Gate):
+            slot.gate.hold_left_out(exact, self._ledger, seed=self._seed)
 
     def forward_ended(self, result: Any) -> None:
         """The model was called, and gave `result`."""
@@ -118,7 +139,7 @@ class BackwardAgain:
         self._handles.clear()
         found = self._compared() if self.is_on and self._valid else {}
         self.is_on = False
-        for samples in (self._own, self._same, self._fresh):
+        for samples in (self._own, self._same, self._fresh, *self._whole):
             samples.clear()
         self._slots.clear()
         self._leaves, self._pass = {}, -1
@@ -150,9 +171,28 @@ class BackwardAgain:
             if self._twice:
                 self._run(present, self._same, noisy=False)
             self._run(present, self._fresh, noisy=True)
+            if self._gates:
+                self._run_with_left_out(present)
         except RuntimeError as error:
             self._stop(f"backward cannot run twice: {str(error).splitlines()[0]:.100}")
         self._valid = self.is_on
+
+    def _run_with_left_out(self, edges: list[tuple[GradientEdge, Tensor]]) -> None:
+        """The same with what gates leave out of some rows, where there are gates."""
+        slots = [slot for one in self._slots if (slot := one()) is not None]
+        gates = [slot.gate for slot in slots if isinstance(slot.gate, Gate)]
+        samples = [gate.sample for gate in gates if gate.sample is not None]
+        if not samples:
+            return
+        self._times = max(sample.times for sample in samples)
+        try:
+            for part in range(max(sample.halves for sample in samples)):
+                for sample in samples:
+                    sample.part = min(part, sample.halves - 1)
+                self._run(edges, self._whole[part], noisy=False)
+        finally:
+            for sample in samples:
+                sample.part = None
 
     def _run(
         self, edges: list[tuple[GradientEdge, Tensor]], into: Samples, *, noisy: bool
@@ -206,8 +246,12 @@ class BackwardAgain:
             if other is None or other.shape != fresh.shape:
                 continue
             times = self._leaves[name].numel() / fresh.numel()
-            whole = self._own.get(name, other)
-            found[name] = GradientError(square(fresh - other) * times, square(whole) * times)
+            error = square(fresh - other) * times
+            whole = square(self._own.get(name, other)) * times
+            left_out = self._left_out(name, other)
+            if left_out is not None:
+                left_out *= times
+            found[name] = GradientError(error, max(whole - error, _LEAST * whole), left_out)
         wide = [one for name, one in found.items() if self._leaves[name].ndim > 1]
         drowned = sum(one.error > _DROWNED * one.square for one in wide)
         if not self._twice and 2 * drowned > len(wide):
@@ -215,6 +259,20 @@ class BackwardAgain:
             self._twice = True
             return {}
         return found
+
+    def _left_out(self, name: str, other: Tensor) -> float | None:
+        """What gates leave out of a sample of the gradient, of all rows.
+
+        What it has in common from row to row grows as they do, the rest as their root.
+        """
+        changes = [one[name] - other for one in self._whole if name in one]
+        if not changes:
+            return None
+        if len(changes) < 2:
+            return square(changes[0]) * self._times**2
+        single = (square(changes[0]) + square(changes[1])) / 2
+        common = min(max(float(changes[0] @ changes[1]), 0.0), single)
+        return common * self._times**2 + (single - common) * self._times
 
 
 def _decoded(decode: Callable[[], Tensor]) -> Tensor:

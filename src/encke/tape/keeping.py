@@ -291,6 +291,8 @@ class Keeping:
         self._tell(sides, kept)
         slot.gate = gate
         slot.follow(Remainder(values, added, affine, gate))
+        for see in self.packed:
+            see(slot, exact)
         stored = kept.nbytes + (bits if sieve is not None else 0)
         self._noted(values, sides.site, out, stored, treatment.why or kept.why, kept)
         self.records.share(slot.site, sides.site, exact, "the sum less what was added:")
