@@ -13,8 +13,10 @@ gradient is accumulated.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -24,13 +26,15 @@ from torch.autograd.graph import GradientEdge
 
 from encke.tape.effects import Noise
 from encke.tape.gate import Gate
-from encke.tape.graph import current_backward, running_node
+from encke.tape.graph import current_backward, leaf_behind, running_node
 from encke.tape.ledger import Ledger
 from encke.tape.slot import Slot
 from encke.tape.squares import square
 from encke.tape.watch import tensors_in
 
-_SAMPLE = 2048  # values of each gradient that are compared
+#: The nodes of `encke.head`.
+_HEAD = frozenset(["LazyLinearBackward", "LazyStepBackward", "LazyCrossEntropyBackward"])
+_SAMPLE = 768  # values of each gradient that are compared
 _LEAST = 0.1  # of a gradient with an error: what it is taken to be without
 _DROWNED = 0.3  # of a gradient's square: a difference that may have another cause
 #: Share by which the square of a gradient at an output may differ that another depends on.
@@ -86,6 +90,8 @@ class BackwardAgain:
         #: computed a second time with the same values.
         self._twice = False
         self._valid = False
+        #: Parameters whose gradients come from above the place differentiated from, too.
+        self._elsewhere: set[int] = set()
 
     def begin(
         self, parameters: Mapping[str, Tensor], *, seed: int, gates: bool = False
@@ -121,9 +127,33 @@ class BackwardAgain:
         """The model was called, and gave `result`."""
         if not self.is_on or not torch.is_grad_enabled():
             return
-        found = {t.grad_fn for t in tensors_in(result) if t.grad_fn is not None}
-        for node in found:
+        for node in self._starts({t.grad_fn for t in tensors_in(result)}):
             node.register_prehook(_Reached(self))
+
+    def _starts(self, nodes: Iterable[Any]) -> list[Any]:
+        """Where to differentiate from: below single numbers, and below a fused head.
+
+        A head computes exactly, and takes much longer than all that is below it.
+        """
+        found, seen, stack = [], set(), list(nodes)
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            head = node.name() in _HEAD
+            leaf = leaf_behind(node)
+            if leaf is not None:
+                continue
+            if not head and any(math.prod(one.shape) > 1 for one in node._input_metadata):
+                found.append(node)
+                continue
+            for one, _ in node.next_functions:
+                stack.append(one)
+                leaf = _weight_behind(one)
+                if head and leaf is not None:
+                    self._elsewhere.add(id(leaf))
+        return found
 
     def close(self) -> None:
         """The optimizer has stepped: gradients that come now are not those that it saw."""
@@ -144,6 +174,7 @@ class BackwardAgain:
         self._slots.clear()
         self._leaves, self._pass = {}, -1
         self._through.clear()
+        self._elsewhere.clear()
         return found
 
     # -- in backward ---------------------------------------------------------------------
@@ -179,8 +210,7 @@ class BackwardAgain:
 
     def _run_with_left_out(self, edges: list[tuple[GradientEdge, Tensor]]) -> None:
         """The same with what gates leave out of some rows, where there are gates."""
-        slots = [slot for one in self._slots if (slot := one()) is not None]
-        gates = [slot.gate for slot in slots if isinstance(slot.gate, Gate)]
+        gates = [slot.gate for slot in self._alive() if isinstance(slot.gate, Gate)]
         samples = [gate.sample for gate in gates if gate.sample is not None]
         if not samples:
             return
@@ -198,26 +228,27 @@ class BackwardAgain:
         self, edges: list[tuple[GradientEdge, Tensor]], into: Samples, *, noisy: bool
     ) -> None:
         """Differentiate from here on, with a fresh error in all that is stored if `noisy`."""
-        slots = [slot for one in self._slots if (slot := one()) is not None]
-        lossy = [slot for slot in slots if not slot.is_exact and slot.noise is None]
-        for number, slot in enumerate(lossy):
-            # Other errors at each place and in each call: those of two calls may not cancel.
-            seed = self._seed + crc32(f"{number} {slot.site}".encode())
-            # Looking at what is decoded does not count as a use.
-            slot.noise = Noise(slot, seed).decoded_with if noisy else _decoded
-        self._into = into
-        try:
-            torch.autograd.grad(
-                [edge for edge, _ in edges],
-                list(self._leaves.values()),
-                [one for _, one in edges],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        finally:
-            self._into = None
-            for slot in lossy:
-                slot.noise = None
+        with ExitStack() as changed:
+            for number, slot in enumerate(self._alive()):
+                # Other errors in each place and call: those of two calls must not cancel.
+                seed = self._seed + crc32(f"{number} {slot.site}".encode())
+                change = Noise(slot, seed).added_to_unpacked if noisy else _as_it_is
+                if not slot.is_exact:
+                    changed.enter_context(slot.unpacked_through(change))
+            self._into = into
+            try:
+                torch.autograd.grad(
+                    [edge for edge, _ in edges],
+                    list(self._leaves.values()),
+                    [one for _, one in edges],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+            finally:
+                self._into = None
+
+    def _alive(self) -> list[Slot]:
+        return [slot for one in self._slots if (slot := one()) is not None]
 
     def see(self, name: str, gradient: Tensor) -> Tensor | None:
         """A gradient of a parameter; what goes on in its place, if that is to be another."""
@@ -227,7 +258,7 @@ class BackwardAgain:
             flat = gradient.reshape(-1)
             # An odd distance meets every place of rows whose length is a power of two.
             apart = 1 | max(1, flat.numel() // _SAMPLE)
-            sample = flat[self._seed % apart :: apart].double()
+            sample = flat[self._seed % apart :: apart].to(torch.float32, copy=True)
             into[name] = into[name] + sample if name in into else sample
             if inside:  # nobody looks at it, so it need not be held until the pass ends
                 return gradient.new_zeros(()).expand(gradient.shape)
@@ -243,7 +274,8 @@ class BackwardAgain:
         found = {}
         for name, fresh in self._fresh.items():
             other = plain.get(name)
-            if other is None or other.shape != fresh.shape:
+            elsewhere = id(self._leaves[name]) in self._elsewhere
+            if elsewhere or other is None or other.shape != fresh.shape:
                 continue
             times = self._leaves[name].numel() / fresh.numel()
             error = square(fresh - other) * times
@@ -275,8 +307,15 @@ class BackwardAgain:
         return common * self._times**2 + (single - common) * self._times
 
 
-def _decoded(decode: Callable[[], Tensor]) -> Tensor:
-    return decode()
+def _weight_behind(node: Any) -> Tensor | None:
+    """The parameter behind a node, also where a head shares it with an embedding."""
+    if node is not None and node.name() == "SharedWeightBackward":
+        node = node.next_functions[0][0]
+    return leaf_behind(node)
+
+
+def _as_it_is(values: Tensor) -> Tensor:
+    return values
 
 
 def _why_not(leaves: Mapping[str, Tensor]) -> str:
