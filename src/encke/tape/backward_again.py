@@ -232,9 +232,9 @@ class BackwardAgain:
             for number, slot in enumerate(self._alive()):
                 # Other errors in each place and call: those of two calls must not cancel.
                 seed = self._seed + crc32(f"{number} {slot.site}".encode())
-                change = Noise(slot, seed).added_to_unpacked if noisy else _as_it_is
-                if not slot.is_exact:
-                    changed.enter_context(slot.unpacked_through(change))
+                lossy = noisy and not slot.is_exact
+                change = Noise(slot, seed).added_to_unpacked if lossy else _as_it_is
+                changed.enter_context(slot.looked_at(change))
             self._into = into
             try:
                 torch.autograd.grad(

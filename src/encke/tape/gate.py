@@ -34,7 +34,7 @@ from encke.tape.rows import Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
 
-_LEFT_OUT = 8  # rows of a batch for each of which what is left out is held, in a measured step
+_LEFT_OUT = 16  # rows of a batch for each of which what is left out is held, in a measured step
 _MOST = 8.0  # times that blocked values may weigh those that pass: where hardly any pass
 
 

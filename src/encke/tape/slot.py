@@ -229,13 +229,11 @@ class Slot:
         )
 
     @contextmanager
-    def unpacked_through(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Inside, what is unpacked goes through `change` first, and no use is counted."""
+    def looked_at(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Inside, what is unpacked goes through `change`, and no use of it is counted."""
         packed, asked_by = self._packed, list(self._asked_by)
-        if packed is None:
-            yield
-            return
-        self._packed = _Changed(packed, change)
+        if packed is not None:
+            self._packed = _Changed(packed, change)
         self._recent.drop(self)
         try:
             yield
