@@ -8,7 +8,8 @@ controller knows nothing. It is taken relative to what the tolerance is a share 
 (`encke.control.reference`), read from the exact gradients and the optimizer, and averaged over
 the steps looked at. Rows tell the mean over weights (parameters of two dimensions or more) and
 the parameter with the largest error, both over the tolerance, with the controller's own
-measurement beside.
+measurement beside. The gradient of some vectors is zero but for rounding (the bias of an
+attention's keys): their error is taken relative to the mean square of all gradients.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from encke.control.reference import Reference
 EARLY = (2, 4, 5, 7, 8, 10, 11)
 SETTLED = (51, 56, 61, 66, 71, 76, 81, 86, 90)
 TOLERANCES = (0.003, 0.01, 0.05)
+#: Of the mean square of all gradients: what a vector's may be by rounding.
+ROUNDING = 1e-9
 #: Cases that are trained with other optimizers than their own too.
 MORE = {"gpt": ("sgd", "muon"), "mixer": ("sgd", "muon"), "resnet": ("adamw",)}
 COLUMNS = (
@@ -121,11 +124,15 @@ class Study:
         found = {}
         for name, gradient in exact.items():
             self.reference.see(name, float(gradient.double().square().sum()))
+        values = sum(gradient.numel() for gradient in exact.values())
+        typical = sum(self.reference.squares[name] for name in exact) / max(1, values)
         for name, gradient in exact.items():
             parameter = self.named[name]
             assert parameter.grad is not None
             error = float((parameter.grad - gradient).double().square().sum())
             scale = self.reference.of(name, parameter)
+            if parameter.ndim < 2 and scale < ROUNDING * typical * parameter.numel():
+                scale = typical * parameter.numel()
             found[name] = error / scale if scale > 0 else math.inf if error > 0 else 0.0
         return found
 

@@ -37,6 +37,11 @@ class StepBoundaries:
         self._went_back = False
         self._without = 0
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last forward pass."""
+        return self._stepped
+
     def stepped(self) -> None:
         """An optimizer has stepped."""
         self._stepped = self._known = True

@@ -17,10 +17,11 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from encke.bound import Absolute, RmsRelative
+from encke.bound import Absolute, Bound, RmsRelative
 from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 from encke.control.allocate import Demand, water_fill
 from encke.control.calibrate import Calibration, Upstream, mean_variance
+from encke.control.drift import GradientDrift
 from encke.control.gates import Gates
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
@@ -35,7 +36,10 @@ log = logging.getLogger("encke")
 _CODECS = {"balance": "entropy", "ratio": "auto", "speed": "fixed"}
 _MEMORY = 0.5  # of a sensitivity's running mean, in logarithms
 _EARLY = 16  # steps in which the optimizer's state still forms: only the latest counts
-_WARM_UP = 0.1  # of the root mean square: the bound of a tensor that was not observed yet
+#: Of the root mean square: the bound of a tensor that was not observed yet; less where the
+#: tolerance is below this.
+_WARM_UP = 0.1
+_WARM_UP_TOLERANCE = 0.01
 #: Ops after which that bound becomes smaller, since errors of all before it multiply in
 #: backward: a recurrent network has thousands.
 _DEEP = 128
@@ -43,7 +47,8 @@ _TURNS = 4  # observed steps in which every op that must be called again is so o
 _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
-_GATES_EVERY = 3  # measured steps: in the first of these what gates leave out is measured too
+_TRIES_GATES = 8  # observed steps: in the first of these all gates are open
+_GATES_EVERY = 2  # measured steps: in the first of these what gates leave out is measured too
 _ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
 _NEAR = 0.02
 _STEEPEST = 64.0
@@ -103,6 +108,8 @@ class Adaptive:
         self._parts: dict[str, dict[str, Part]] = {}
         self.values: dict[str, int] = {}
         self._largest: dict[str, float] = {}
+        #: Tensors whose bounds are for normalised values.
+        self._normalised: set[str] = set()
         self.gates = Gates()
         self._effects: list[Effect] = []
         #: Optimizer steps, and calls of the model in the one that runs.
@@ -123,6 +130,7 @@ class Adaptive:
         self.backward_again = BackwardAgain()
         self.calibration = Calibration()
         self._measurements = 0
+        self.drift = GradientDrift()
 
     # -- the tape's questions ------------------------------------------------------------
 
@@ -139,6 +147,8 @@ class Adaptive:
 
     def optimizer_stepped(self) -> None:
         """An optimizer that trains the model has stepped."""
+        if not self._boundaries.has_stepped:
+            self.drift.see(self._parameters.values(), self._step)
         self._boundaries.stepped()
         self._gradients.close()
         self.backward_again.close()
@@ -164,7 +174,8 @@ class Adaptive:
         self._step += 1
         self._calls = 0
         self._observed.clear()
-        if self._due and self.bounds and self._step >= self._exact_until:
+        wanted = self._due or self.drift.asks(self._step, measurements=self._measurements)
+        if wanted and self.bounds and self._step >= self._exact_until:
             self._measurements += 1
             gates = self.gates.any_open and self._measurements % _GATES_EVERY == 1
             self.backward_again.begin(self._parameters, seed=self._step, gates=gates)
@@ -193,15 +204,30 @@ class Adaptive:
         if self._observing:
             self._scale(name, sight)
         return Treatment(
-            bound=_warm_up(sight.order) if bound is None else Absolute(bound),
+            bound=self._warm_up(sight) if bound is None else Absolute(bound),
             observe=self._observing or bound is None,
             probe=bound is None or self._is_its_turn(name),
             check=bound is not None and self.guard.checks(name),
             normalise=True,
-            gate=self.gate and (self._observing or self.gates.is_open(name)),
+            gate=self.gate and (self._tries_gates or self.gates.is_open(name)),
             why="" if bound is None else self._why(name, bound),
             **self._options,  # type: ignore[arg-type]
         )
+
+    def _warm_up(self, sight: Sight) -> Bound:
+        """The bound of a tensor whose effect is not known."""
+        share = min(1.0, math.sqrt(self.tolerance / _WARM_UP_TOLERANCE))
+        unknown = _WARM_UP * share * min(1.0, _DEEP / max(sight.order, 1))
+        if sight.channels:  # all normalised values have one scale: as small as most others
+            known = sorted(self.bounds[n] for n in self._normalised & self.bounds.keys())
+            if known:
+                return Absolute(min(unknown, known[len(known) // 4]))
+        return RmsRelative(unknown)
+
+    @property
+    def _tries_gates(self) -> bool:
+        """Whether closed gates are open in this step, to see what they leave out now."""
+        return self._observing and self._turn % _TRIES_GATES == 1
 
     def _is_its_turn(self, name: str) -> bool:
         """Whether ops are called again for a tensor in this step."""
@@ -220,6 +246,7 @@ class Adaptive:
     def _scale(self, name: str, sight: Sight) -> None:
         if sight.channels:
             self._largest[name] = _LARGEST
+            self._normalised.add(name)
             return
         norm = math.sqrt(square(sight.tensor))
         if math.isfinite(norm) and norm > 0:
@@ -266,6 +293,7 @@ class Adaptive:
 
     def _calibrate(self, measured: dict[str, GradientError]) -> None:
         """Hold the prediction for the bounds of the step that ended to what was measured."""
+        self.drift.measured(self._step)
         for name, found in measured.items():
             self.reference.see(name, found.square)
         scales = {n: self.reference.of(n, self._parameters.get(n)) for n in measured}
@@ -377,9 +405,11 @@ class Adaptive:
             },
             "calibration": self.calibration.state_dict(),
             "measurements": self._measurements,
+            "drift": self.drift.state_dict(),
             "turn": self._turn,
             "values": dict(self.values),
             "largest": dict(self._largest),
+            "normalised": sorted(self._normalised),
             "gates": self.gates.state_dict(),
             "reference": dict(self.reference.squares),
             "guard": self.guard.state_dict(),
@@ -406,6 +436,7 @@ class Adaptive:
         }
         self.calibration.load_state_dict(state.get("calibration", {}))
         self._measurements = state.get("measurements", 0)
+        self.drift.load_state_dict(state.get("drift", {}))
         upstream = Upstream(self._shares, self.calibration.weights)
         self.sensitivity = {
             name: self.calibration.sensitivity(parts.values(), upstream)
@@ -414,6 +445,7 @@ class Adaptive:
         self._turn = state["turn"]
         self.values = dict(state["values"])
         self._largest = dict(state["largest"])
+        self._normalised = set(state.get("normalised", ()))
         self.gates.load_state_dict(state.get("gates", {}))
         self.reference.squares = dict(state["reference"])
         self.guard.load_state_dict(state["guard"])
@@ -427,8 +459,3 @@ class Adaptive:
 def _reach(sensitivity: float) -> float:
     """Of the largest bound: what a tensor may get. No effect seen is no proof of none."""
     return 1.0 if sensitivity > 0 else _WARM_UP / _LARGEST
-
-
-def _warm_up(order: int) -> RmsRelative:
-    """The bound of a tensor whose effect is not known yet, by its place in the forward pass."""
-    return RmsRelative(_WARM_UP * min(1.0, _DEEP / max(order, 1)))

@@ -22,7 +22,7 @@ from encke.tape.backward_again import GradientError
 
 CAP = 2.0  # times the tolerance that a single parameter's error may be
 _AIM = 1.5  # times the tolerance: where a parameter above the cap is brought to
-_FASTEST = 8.0  # by which a weight changes at once, at most
+_FASTEST = 32.0  # by which a weight changes at once, at most
 _LARGEST_WEIGHT = 1e6
 _MEMORY = 0.4  # of the factor's running mean, in logarithms
 #: Share of a vector's gradient that is error, above which it is taken to be nothing else.

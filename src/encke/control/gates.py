@@ -63,8 +63,10 @@ class Gates:
         elif errors and self.variance > 0:
             mean = sum(errors.values()) / len(errors)
             found = max(mean, max(errors.values()) / _UNEVEN)
-            now = self.factor * found * count / self.variance
-            self.factor = max(1.0, self.factor**_MEMORY * max(now, 1e-3) ** (1 - _MEMORY))
+            now = max(1.0, self.factor * found * count / self.variance)
+            if now < self.factor:  # raised at once, lowered by and by
+                now = self.factor**_MEMORY * now ** (1 - _MEMORY)
+            self.factor = now
 
     def see(self, name: str, *, variance: float, blocked: int) -> None:
         """What a gate left out, in a step in which every gate was open."""
