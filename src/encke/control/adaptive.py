@@ -48,7 +48,9 @@ _MOST_CALLS = 4  # of the model in one optimizer step that are observed
 _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the last such pass
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
 _TRIES_GATES = 8  # observed steps: in the first of these all gates are open
-_GATES_EVERY = 2  # measured steps: in the first of these what gates leave out is measured too
+#: Observed steps, counted from 1, after which nothing is measured: there are many at first.
+_UNMEASURED = (2, 4)
+_GATES_EVERY = 3  # measured steps: in the first of these what gates leave out is measured too
 _ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
 _NEAR = 0.02
 _STEEPEST = 64.0
@@ -174,7 +176,9 @@ class Adaptive:
         self._step += 1
         self._calls = 0
         self._observed.clear()
-        wanted = self._due or self.drift.asks(self._step, measurements=self._measurements)
+        wanted = (self._due and self._turn not in _UNMEASURED) or self.drift.asks(
+            self._step, measurements=self._measurements
+        )
         if wanted and self.bounds and self._step >= self._exact_until:
             self._measurements += 1
             gates = self.gates.any_open and self._measurements % _GATES_EVERY == 1

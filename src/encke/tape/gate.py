@@ -223,7 +223,7 @@ class Gate(Passing):
 class LeftOutRows:
     """What a gate leaves out of some rows of dx, in units of what dx has along x̂.
 
-    part  which half of them the pass that runs is to have back; None for none
+    part  which half of it the pass that runs is to have back; None for none
     """
 
     __slots__ = ("_codes", "_held", "_rows", "_step", "part")
@@ -236,20 +236,28 @@ class LeftOutRows:
 
     @property
     def halves(self) -> int:
-        """How many parts there are: two, or of a single row one."""
-        return min(2, len(self._codes))
+        """How many parts there are: two, or where nothing can be divided one."""
+        return min(2, self._codes.shape[self._divided])
+
+    @property
+    def _divided(self) -> int:
+        """The dimension that is divided: samples, or the height of a single one."""
+        return 0 if len(self._codes) > 1 or self._codes.ndim < 3 else 2
 
     @property
     def times(self) -> float:
-        """How many times as many rows as a part the batch has."""
+        """How many times as much as a part the batch has."""
         return self._rows.times * self.halves
 
     def put_back(self, through: Tensor, along: Tensor) -> None:
-        """Make these rows of dx what they would be without the gate; in place."""
-        some = slice(self.part, None, self.halves)
+        """Make this part of dx what it would be without the gate; in place."""
+        assert self.part is not None
+        size = self._codes.shape[self._divided] // self.halves
+        some = self._divided, self.part * size, size
         scale = (along * self._step).view(1, -1, *(1,) * (through.ndim - 2))
-        codes = self._codes[some].to(through.dtype)
-        self._rows.cut(through, through.ndim)[some].addcmul_(codes, scale, value=-1)
+        codes = self._codes.narrow(*some).to(through.dtype)
+        rows = self._rows.cut(through, through.ndim)
+        rows.narrow(*some).addcmul_(codes, scale, value=-1)
 
 
 class Straighten:

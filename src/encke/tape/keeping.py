@@ -245,7 +245,7 @@ class Keeping:
                 gate = Gate(passage.sides, exact, channels, self.ledger)
                 passage.sides.gates = True
                 slot.will_be_asked_last()
-                if self._follows(node, slot, exact, passage, gate):
+                if treatment.residual and self._follows(node, slot, exact, passage, gate):
                     slot.channels = channels
                     return
             self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
