@@ -376,19 +376,21 @@ class Adaptive:
         return self.guard.measured
 
     def told(self) -> dict[str, Any]:
-        """The gradients' relative error: asked for, predicted, measured last, the largest."""
-        found = self.calibration
+        """The gradients' relative error: asked for, predicted, measured last, the largest.
+
+        The price is how many times tighter bounds are than without measurements.
+        """
+        found, count = self.calibration, len(self._trained)
         name, worst = found.worst or ("", None)
+        left_out = self.gates.variance / max(1, count)
+        predicted = mean_variance(self.bounds, self._plain_sensitivity(), count)
         return {
             "asked": self.tolerance,
-            "predicted": mean_variance(
-                self.bounds, self._plain_sensitivity(), len(self._trained)
-            )
-            * found.factor
-            + self.gates.variance / max(1, len(self._trained)),
-            "measured": found.measured,
+            "predicted": predicted * found.factor + left_out,
+            "measured": None if found.measured is None else found.measured + left_out,
             "worst": worst,
             "parameter": name,
+            "price": math.sqrt(found.factor),
             "why_not": self.backward_again.reason,
         }
 

@@ -24,7 +24,8 @@ CAP = 2.0  # times the tolerance that a single parameter's error may be
 _AIM = 1.5  # times the tolerance: where a parameter above the cap is brought to
 _FASTEST = 32.0  # by which a weight changes at once, at most
 _LARGEST_WEIGHT = 1e6
-_MEMORY = 0.4  # of the factor's running mean, in logarithms
+#: Of the factor's running mean, in logarithms: where it grows, and where it falls.
+_MEMORY = 0.15, 0.4
 #: Share of a vector's gradient that is error, above which it is taken to be nothing else.
 _NOTHING_ELSE = 0.5
 #: How much of a relative error of dY arrives in a vector (a bias, the scale of a norm), whose
@@ -76,7 +77,8 @@ class Calibration:
         name = max(errors, key=errors.__getitem__)
         self.worst = name, errors[name]
         if predicted > 0 and mean > 0:
-            now, memory = mean / predicted, 0.0 if early else _MEMORY
+            now = mean / predicted
+            memory = 0.0 if early else _MEMORY[now < self.factor]
             self.factor = self.factor**memory * now ** (1 - memory)
         for name, error in errors.items():
             self._weigh(name, error / tolerance)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _EVERY = 4  # steps between looks at the gradients
-_FAR = math.log(2.0)  # of the mean logarithm of ‖g‖²: a change that asks for a measurement
+_FAR = math.log(1.6)  # of the mean logarithm of ‖g‖²: a change that asks for a measurement
 _MEMORY = 0.5  # of the running mean, over which single batches are forgotten
 _APART = 8  # steps between measurements that are asked for
 #: Steps for each measurement, and how many may come before: so few that they take no time.
