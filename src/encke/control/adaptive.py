@@ -27,7 +27,8 @@ from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
 from encke.control.sensitivity import Part, Share, gradient_squares, sensitivities
 from encke.errors import UnsupportedError
-from encke.tape.backward_again import BackwardAgain, GradientError
+from encke.tape.backward_again import BackwardAgain
+from encke.tape.gradient_samples import GradientError
 from encke.tape.protocol import KEEP, Effect, Sight, Treatment
 from encke.tape.squares import square
 
@@ -72,6 +73,8 @@ class Adaptive:
                takes entropy coding, "ratio" tries every codec on each tensor now and then
                (prediction among them, which is slower)
     gate       whether a batch norm's input is kept only where the ReLU behind it passes
+    residual   whether the last norm's input of a residual block may follow from the block's
+               output: fewer bytes, but no lower peak, and single weights get larger errors
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Adaptive:
         prefer: Literal["balance", "ratio", "speed"] = "speed",
         derive: bool = True,
         gate: bool = True,
+        residual: bool = False,
     ) -> None:
         if not 0 < tolerance <= 1:
             raise UnsupportedError(
@@ -102,6 +106,7 @@ class Adaptive:
                 f"prefer is {prefer!r}, allowed are {', '.join(map(repr, _CODECS))}"
             )
         self._options = {"dither": dither, "codec": _CODECS[prefer], "derive": derive}
+        self._options["residual"] = residual
         self._parameters = dict(model.named_parameters()) if model is not None else {}
         self.gate = gate
         self.bounds: dict[str, float] = {}
@@ -130,6 +135,7 @@ class Adaptive:
         self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
         #: What all errors do together, measured in the steps after observed ones.
         self.backward_again = BackwardAgain()
+        self._gradients.cleared = self.backward_again.forget_before
         self.calibration = Calibration()
         self._measurements = 0
         self.drift = GradientDrift()
@@ -184,13 +190,15 @@ class Adaptive:
             gates = self.gates.any_open and self._measurements % _GATES_EVERY == 1
             self.backward_again.begin(self._parameters, seed=self._step, gates=gates)
         self._due = self._step >= self._next and not self.backward_again.is_on
+        if self.backward_again.is_on:
+            self._gradients.watch(self._parameters)
         if self._due:
             self._turn += 1
             # Steps 1, 3, 6, 12, 24, …
             apart = 2 if self._step == 1 else self._step
             self._next = self._step + min(apart, self.refresh)
             self._gradients.watch(self._parameters)
-        else:
+        elif not self.backward_again.is_on:
             self._gradients.stop()
 
     @property

@@ -95,6 +95,7 @@ def attach(
         given.setdefault("reference", "step" if optimizers else "gradient")
         if budget is not None:  # then every byte counts
             given.setdefault("prefer", "balance")
+            given.setdefault("residual", True)
         deciding: Policy = Adaptive(optimizers=optimizers, model=model, **given)
     else:
         deciding = policy
@@ -109,10 +110,11 @@ def attach(
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
     hooks = ModelHooks(model, tape)
-    measured = deciding.inner if isinstance(deciding, Budget) else deciding
-    if isinstance(measured, Adaptive):
-        tape.packed.append(measured.backward_again.packed)
-        hooks.ended.append(measured.backward_again.forward_ended)
+    if isinstance(deciding, Adaptive):
+        again = deciding.backward_again
+        again.connect(hooks.why_not_backward_twice)
+        tape.packed.append(again.packed)
+        hooks.ended.append(again.forward_ended)
     steps = OptimizerSteps(hooks, keep_lossless=policy is None)
     steps.suit(*optimizers)
     say_after_first_steps(hooks)

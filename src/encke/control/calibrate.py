@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from encke.control.sensitivity import Part, Shares
-from encke.tape.backward_again import GradientError
+from encke.tape.gradient_samples import GradientError
 
 CAP = 2.0  # times the tolerance that a single parameter's error may be
 _AIM = 1.5  # times the tolerance: where a parameter above the cap is brought to

@@ -29,6 +29,9 @@ from encke.tape.graph import is_exported, is_traced
 if TYPE_CHECKING:
     from encke.control.optimizers import OptimizerSteps
 
+#: Modules that send gradients to other ranks while backward runs.
+_WRAPPERS = frozenset(["DistributedDataParallel", "FullyShardedDataParallel"])
+
 #: Those of every model that has a tape now. Only the models hold them.
 attached: weakref.WeakSet[ModelHooks] = weakref.WeakSet()
 
@@ -143,6 +146,17 @@ class ModelHooks:
         if self._calls and self._calls[-1].part is part and self._calls.pop().entered:
             self.tape.end_call(result)
             self._tell(result)
+
+    def why_not_backward_twice(self) -> str:
+        """Why the gradients of this model are not computed twice; empty if they may be."""
+        if self.was_compiled or self.tape.graphs:
+            return "the model is compiled"
+        model = self.model
+        kinds = (
+            {type(part).__name__ for part in model.modules()} if model is not None else set()
+        )
+        wrapped = [kind for kind in kinds if kind in _WRAPPERS or kind.startswith("FSDP")]
+        return f"{wrapped[0]} exchanges gradients in backward" if wrapped else ""
 
     def _tell(self, result: Any) -> None:
         for ended in self.ended if self.tape.is_active else ():

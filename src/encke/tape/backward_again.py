@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -26,6 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from encke.tape.effects import Noise
 from encke.tape.gate import Gate
+from encke.tape.gradient_samples import GradientError, Samples, sample
 from encke.tape.graph import current_backward, leaf_behind, running_node
 from encke.tape.ledger import Ledger
 from encke.tape.slot import Slot
@@ -34,26 +35,10 @@ from encke.tape.watch import tensors_in
 
 #: The nodes of `encke.head`.
 _HEAD = frozenset(["LazyLinearBackward", "LazyStepBackward", "LazyCrossEntropyBackward"])
-_SAMPLE = 768  # values of each gradient that are compared
 _LEAST = 0.1  # of a gradient with an error: what it is taken to be without
 _DROWNED = 0.3  # of a gradient's square: a difference that may have another cause
 #: Share by which the square of a gradient at an output may differ that another depends on.
 _NEARLY = 0.3
-
-Samples = dict[str, Tensor]
-
-
-class GradientError(NamedTuple):
-    """Of one parameter's gradient in a measured step.
-
-    error     ‖Δg‖² by the errors of stored tensors
-    square    ‖g‖², without that
-    left_out  ‖Δg‖² by what gates leave out, if that was measured
-    """
-
-    error: float
-    square: float
-    left_out: float | None = None
 
 
 class BackwardAgain:
@@ -66,19 +51,20 @@ class BackwardAgain:
         #: Not the tape's: what a measured step holds beside is not for backward.
         self._ledger = Ledger()
         self.reason = ""
+        self._why_not: Callable[[], str] | None = None
         self.is_on = False
         self._seed = 0
         self._leaves: dict[str, Tensor] = {}
         self._handles: list[Any] = []
-        self._slots: list[weakref.ref[Slot]] = []
+        #: Numbered through all calls, since their errors differ.
+        self._slots: list[tuple[int, weakref.ref[Slot]]] = []
+        self._packed = 0
         #: Samples of the gradients: of the user's own passes, of those with the same values,
         #: and of those with a fresh error.
-        self._own: Samples = {}
-        self._same: Samples = {}
-        self._fresh: Samples = {}
+        self._own, self._same, self._fresh = Samples(), Samples(), Samples()
         #: And of those with what gates leave out of some rows, of which all are so many times
         #: as many.
-        self._whole: list[Samples] = [{}, {}]
+        self._whole = Samples(), Samples()
         self._times = 1.0
         self._gates = False
         #: Where the gradients of the pass that runs here go; None outside of one.
@@ -93,6 +79,13 @@ class BackwardAgain:
         #: Parameters whose gradients come from above the place differentiated from, too.
         self._elsewhere: set[int] = set()
 
+    def connect(self, why_not: Callable[[], str]) -> None:
+        """`packed` and `forward_ended` will be called.
+
+        why_not  says what stands against running backward twice; empty if nothing does
+        """
+        self._why_not = why_not
+
     def begin(
         self, parameters: Mapping[str, Tensor], *, seed: int, gates: bool = False
     ) -> None:
@@ -101,12 +94,13 @@ class BackwardAgain:
         gates  whether also what gates leave out
         """
         self.finish()
-        if self.reason:
+        if self._why_not is None or self.reason:
             return
+        self.reason = self._why_not()
         self._leaves = {
             name: p for name, p in parameters.items() if p.requires_grad and p.is_leaf
         }
-        self.reason = _why_not(self._leaves)
+        self.reason = self.reason or _why_not(self._leaves)
         if self.reason or not self._leaves:
             return
         self._seed, self.is_on, self._valid = seed, True, False
@@ -119,7 +113,8 @@ class BackwardAgain:
         """The tape has packed a tensor."""
         if not self.is_on:
             return
-        self._slots.append(weakref.ref(slot))
+        self._packed += 1
+        self._slots.append((self._packed, weakref.ref(slot)))
         if self._gates and isinstance(slot.gate, Gate):
             slot.gate.hold_left_out(exact, self._ledger, seed=self._seed)
 
@@ -169,7 +164,7 @@ class BackwardAgain:
         self._handles.clear()
         found = self._compared() if self.is_on and self._valid else {}
         self.is_on = False
-        for samples in (self._own, self._same, self._fresh, *self._whole):
+        for samples in self._every():
             samples.clear()
         self._slots.clear()
         self._leaves, self._pass = {}, -1
@@ -210,7 +205,7 @@ class BackwardAgain:
 
     def _run_with_left_out(self, edges: list[tuple[GradientEdge, Tensor]]) -> None:
         """The same with what gates leave out of some rows, where there are gates."""
-        gates = [slot.gate for slot in self._alive() if isinstance(slot.gate, Gate)]
+        gates = [slot.gate for _, slot in self._alive() if isinstance(slot.gate, Gate)]
         samples = [gate.sample for gate in gates if gate.sample is not None]
         if not samples:
             return
@@ -229,8 +224,7 @@ class BackwardAgain:
     ) -> None:
         """Differentiate from here on, with a fresh error in all that is stored if `noisy`."""
         with ExitStack() as changed:
-            for number, slot in enumerate(self._alive()):
-                # Other errors in each place and call: those of two calls must not cancel.
+            for number, slot in self._alive():
                 seed = self._seed + crc32(f"{number} {slot.site}".encode())
                 lossy = noisy and not slot.is_exact
                 change = Noise(slot, seed).added_to_unpacked if lossy else _as_it_is
@@ -247,22 +241,28 @@ class BackwardAgain:
             finally:
                 self._into = None
 
-    def _alive(self) -> list[Slot]:
-        return [slot for one in self._slots if (slot := one()) is not None]
+    def _alive(self) -> list[tuple[int, Slot]]:
+        return [(n, slot) for n, one in self._slots if (slot := one()) is not None]
 
     def see(self, name: str, gradient: Tensor) -> Tensor | None:
         """A gradient of a parameter; what goes on in its place, if that is to be another."""
-        inside = self._into is not None
-        into = self._own if self._into is None else self._into
-        if gradient.layout == torch.strided and gradient.numel():
-            flat = gradient.reshape(-1)
-            # An odd distance meets every place of rows whose length is a power of two.
-            apart = 1 | max(1, flat.numel() // _SAMPLE)
-            sample = flat[self._seed % apart :: apart].to(torch.float32, copy=True)
-            into[name] = into[name] + sample if name in into else sample
-            if inside:  # nobody looks at it, so it need not be held until the pass ends
-                return gradient.new_zeros(()).expand(gradient.shape)
-        return None
+        if gradient.layout != torch.strided or not gradient.numel():
+            return None
+        part = sample(gradient, self._seed)
+        if self._into is None:
+            self._own.add(name, part, current_backward())
+            return None
+        self._into.add(name, part, self._pass)
+        # Nobody looks at it, so it need not be held until the pass ends.
+        return gradient.new_zeros(()).expand(gradient.shape)
+
+    def forget_before(self, name: str) -> None:
+        """A gradient was set to zero before the backward pass that runs."""
+        for samples in self._every():
+            samples.forget_before(name)
+
+    def _every(self) -> Iterator[Samples]:
+        yield from (self._own, self._same, self._fresh, *self._whole)
 
     def _stop(self, reason: str) -> None:
         self.reason, self._valid, self.is_on = reason, False, False
@@ -272,18 +272,19 @@ class BackwardAgain:
     def _compared(self) -> dict[str, GradientError]:
         plain = self._same if self._twice else self._own
         found = {}
-        for name, fresh in self._fresh.items():
-            other = plain.get(name)
-            elsewhere = id(self._leaves[name]) in self._elsewhere
-            if elsewhere or other is None or other.shape != fresh.shape:
+        for name in self._fresh.names():
+            fresh, other = self._fresh.total(name), plain.total(name)
+            own, leaf = self._own.total(name), self._leaves[name]
+            if fresh is None or other is None or own is None or id(leaf) in self._elsewhere:
                 continue
-            times = self._leaves[name].numel() / fresh.numel()
-            error = square(fresh - other) * times
-            whole = square(self._own.get(name, other)) * times
+            times = leaf.numel() / fresh.numel()
+            error, whole = square(fresh - other) * times, square(own) * times
             left_out = self._left_out(name, other)
-            if left_out is not None:
-                left_out *= times
-            found[name] = GradientError(error, max(whole - error, _LEAST * whole), left_out)
+            found[name] = GradientError(
+                error,
+                max(whole - error, _LEAST * whole),
+                None if left_out is None else left_out * times,
+            )
         wide = [one for name, one in found.items() if self._leaves[name].ndim > 1]
         drowned = sum(one.error > _DROWNED * one.square for one in wide)
         if not self._twice and 2 * drowned > len(wide):
@@ -297,7 +298,8 @@ class BackwardAgain:
 
         What it has in common from row to row grows as they do, the rest as their root.
         """
-        changes = [one[name] - other for one in self._whole if name in one]
+        totals = [samples.total(name) for samples in self._whole]
+        changes = [one - other for one in totals if one is not None]
         if not changes:
             return None
         if len(changes) < 2:
