@@ -45,7 +45,12 @@ class Gating(Watching):
 
     def __init__(self, error: float, *, gate: bool = True, check: bool = False) -> None:
         super().__init__(
-            encke.Absolute(error), codec="entropy", normalise=True, gate=gate, check=check
+            encke.Absolute(error),
+            codec="entropy",
+            normalise=True,
+            gate=gate,
+            residual=gate,
+            check=check,
         )
 
 

@@ -9,7 +9,7 @@ beside any one of its terms.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ class StepBoundaries:
         self._stepped = True  # nothing is under way
         self._went_back = False
         self._without = 0
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last forward pass."""
+        return self._stepped
 
     def stepped(self) -> None:
         """An optimizer has stepped."""
@@ -89,6 +94,8 @@ class AccumulatedGradients:
         self._passes: dict[str, set[int]] = {}
         self._last: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._handles: list[Any] = []
+        #: Told of parameters whose gradient was set to zero since the pass before.
+        self.cleared: Callable[[str], None] | None = None
         #: The one backward pass that still counts, once the optimizer has stepped.
         self._only: int | None = None
 
@@ -136,6 +143,8 @@ class AccumulatedGradients:
         goes_on = before is not None and before[0]() is gradient and version <= before[1] + 1
         passes = self._passes.setdefault(name, set())
         if not goes_on and not torch.is_grad_enabled():  # a graph of it is added out of place
+            if passes and self.cleared is not None:
+                self.cleared(name)
             passes.clear()
         passes.add(now)
         self._last[name] = weakref.ref(gradient), version

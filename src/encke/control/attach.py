@@ -104,6 +104,7 @@ def attach(
         given.setdefault("reference", "step" if optimizers else "gradient")
         if limit is not None:  # then every byte counts
             given.setdefault("prefer", "balance")
+            given.setdefault("residual", True)
         deciding: Policy = Adaptive(optimizers=optimizers, model=model, **given)
     else:
         deciding = policy
@@ -123,6 +124,11 @@ def attach(
     if isinstance(deciding, Budget):
         deciding.ledger = tape.ledger
     hooks = ModelHooks(model, tape)
+    if isinstance(deciding, Adaptive):
+        again = deciding.backward_again
+        again.connect(hooks.why_not_backward_twice)
+        tape.packed.append(again.packed)
+        hooks.ended.append(again.forward_ended)
     steps = OptimizerSteps(hooks, keep_lossless=policy is None)
     steps.suit(*optimizers)
     say_after_first_steps(hooks)

@@ -177,6 +177,10 @@ class Budget:
                 self._headroom = min(2 * self._headroom, _MOST_HEADROOM)
         self._due |= self._measuring
 
+    def told(self) -> dict[str, Any]:
+        """As `inner` tells it."""
+        return dict(getattr(self.inner, "told", dict)())
+
     def measured_errors(self) -> dict[str, tuple[float, float]]:
         """As `inner` tells them."""
         found: dict[str, tuple[float, float]] = getattr(self.inner, "measured_errors", dict)()

@@ -29,6 +29,9 @@ from encke.tape.graph import is_exported, is_traced
 if TYPE_CHECKING:
     from encke.control.optimizers import OptimizerSteps
 
+#: Modules that send gradients to other ranks while backward runs.
+_WRAPPERS = frozenset(["DistributedDataParallel", "FullyShardedDataParallel"])
+
 #: Those of every model that has a tape now. Only the models hold them.
 attached: weakref.WeakSet[ModelHooks] = weakref.WeakSet()
 
@@ -52,6 +55,8 @@ class ModelHooks:
         #: Calls of the root with gradients on, and who is told their number after each.
         self.root_calls = 0
         self.listeners: list[Callable[[int], None]] = []
+        #: Who is told what each call that the tape was entered for has given.
+        self.ended: list[Callable[[Any], None]] = []
         #: Whether a warning has said that the tape has little or no effect.
         self.warned = False
         #: What the optimizers of the model do, if somebody follows them.
@@ -116,6 +121,7 @@ class ModelHooks:
 
     def end_root(self, result: Any) -> None:
         self.tape.end_call(result)
+        self._tell(result)
         if torch.is_grad_enabled():
             for listener in self.listeners:
                 listener(self.root_calls)
@@ -139,6 +145,22 @@ class ModelHooks:
     def end_part(self, part: nn.Module, result: Any) -> None:
         if self._calls and self._calls[-1].part is part and self._calls.pop().entered:
             self.tape.end_call(result)
+            self._tell(result)
+
+    def why_not_backward_twice(self) -> str:
+        """Why the gradients of this model are not computed twice; empty if they may be."""
+        if self.was_compiled or self.tape.graphs:
+            return "the model is compiled"
+        model = self.model
+        kinds = (
+            {type(part).__name__ for part in model.modules()} if model is not None else set()
+        )
+        wrapped = [kind for kind in kinds if kind in _WRAPPERS or kind.startswith("FSDP")]
+        return f"{wrapped[0]} exchanges gradients in backward" if wrapped else ""
+
+    def _tell(self, result: Any) -> None:
+        for ended in self.ended if self.tape.is_active else ():
+            ended(result)
 
 
 class _PartCall:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from encke.control.theory import signal_share
 from encke.tape.protocol import Effect
@@ -17,19 +18,52 @@ from encke.tape.protocol import Effect
 #: that the sum is rounding, and no bound would be small enough.
 _SMALLEST_SUM = 1e-4
 
-#: By place in the forward pass: how much of a relative error of dY arrives in a weight there.
-Shares = Sequence[tuple[int, float]]
+
+class Share(NamedTuple):
+    """How much of a relative error of dY arrives in a parameter's gradient.
+
+    order  place in the forward pass of the op that the parameter belongs to
+    """
+
+    order: int
+    share: float
+    parameter: str
+
+
+Shares = Sequence[Share]
+
+
+class Part(NamedTuple):
+    """Variance that an error of ±1 in a tensor adds through one op that uses it.
+
+    own        in the gradient of that op's own parameter
+    flow       in those of all ops before it, through the gradient that it passes on
+    order      place of the op in the forward pass
+    """
+
+    own: float
+    flow: float
+    parameter: str | None
+    order: int
+
+    def smoothed(self, before: Part, memory: float) -> Part:
+        """Larger at once, smaller by and by."""
+        own, flow = (
+            old**memory * now ** (1 - memory) if old > now > 0 else now
+            for old, now in ((before.own, self.own), (before.flow, self.flow))
+        )
+        return self._replace(own=own, flow=flow)
 
 
 @dataclass(slots=True)
 class Sensitivity:
     """Of one tensor, over all calls.
 
-    parts   variance that an error of ±1 adds, by the op that uses the tensor
+    parts   by the op that uses the tensor
     values  that carry the error
     """
 
-    parts: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
     values: int = 0
 
 
@@ -92,9 +126,8 @@ def sensitivities(
         if effect.error <= 0:
             continue
         upstream = sum(
-            share for order, share in by_call.get(effect.call, shares) if order < effect.order
+            one.share for one in by_call.get(effect.call, shares) if one.order < effect.order
         )
-        relative = effect.stream * max(upstream, 1.0)
         consumer = str(effect.consumer)
         if effect.left_out > 0:
             before = found.gates.get(consumer, Gate(0.0, 0))
@@ -103,13 +136,18 @@ def sensitivities(
                 before.blocked + effect.blocked,
             )
         scale = scales.get(effect.parameter or "", 0.0)
-        if scale > 0:
-            relative += effect.predicted / scale
+        own = effect.predicted / scale if scale > 0 else 0.0
+        flow = effect.stream * max(upstream, 1.0)
         name = str(effect.site)
         uses[name, consumer] += 1
         tensor = found.tensors.setdefault(name, Sensitivity())
-        before_it = tensor.parts.get(consumer, 0.0)
-        tensor.parts[consumer] = before_it + relative / effect.error**2
+        others = tensor.parts.get(consumer)
+        tensor.parts[consumer] = Part(
+            own / effect.error**2 + (others.own if others else 0.0),
+            flow / effect.error**2 + (others.flow if others else 0.0),
+            effect.parameter,
+            effect.order,
+        )
         # Once for each call, however many ops use the tensor in it.
         tensor.values = max(tensor.values, uses[name, consumer] * effect.values)
     return found
@@ -123,10 +161,11 @@ def _shares_by_call(
     Where the gradients of several calls cancel, an error is larger beside their sum than
     beside its own call's gradient.
     """
-    found: dict[int, set[tuple[int, float]]] = {}
+    found: dict[int, set[Share]] = {}
     for effect in effects:
         scale = scales.get(effect.parameter or "", 0.0)
         if effect.products and effect.parameter_square > 0 and scale > 0:
             share = signal_share(effect) * max(1.0, effect.parameter_square / scale)
-            found.setdefault(effect.call, set()).add((effect.order, share))
+            one = Share(effect.order, share, effect.parameter or "")
+            found.setdefault(effect.call, set()).add(one)
     return {call: sorted(shares) for call, shares in found.items()}

@@ -243,6 +243,20 @@ class Noise:
             part.add_(error)
         return values
 
+    def added_to_unpacked(self, values: Tensor) -> Tensor:
+        """Values as they were packed, with the error on top; in place."""
+        rows = values.view(-1) if values.is_contiguous() else values
+        count = max(1, _ERRORS * len(rows) // max(1, values.numel()))
+        place = _apart(self._seed)
+        for begin in range(0, len(rows), count):
+            part = rows[begin : begin + count]
+            place = _apart(place)
+            error = drawn_errors(part, place)
+            if self._slot.exact_zeros:
+                error = error * (part != 0)
+            part.add_(error, alpha=self._slot.error)
+        return values
+
     def during(self, call: Callable[[], Any]) -> Any:
         """What `call` returns while the slot hands out values with the error added."""
         # What it hands out is decoded for this.

@@ -30,9 +30,11 @@ from encke.ops.select import select
 from encke.tape.channels import Channels
 from encke.tape.kept import Sides
 from encke.tape.ledger import Held, Ledger
+from encke.tape.rows import Rows
 from encke.tape.slot import Slot
 from encke.tape.squares import square
 
+_LEFT_OUT = 16  # rows of a batch for each of which what is left out is held, in a measured step
 _MOST = 8.0  # times that blocked values may weigh those that pass: where hardly any pass
 
 
@@ -121,7 +123,7 @@ class Sieve(Passing):
 class Gate(Passing):
     """Which values of a norm's input a ReLU lets through, and what stands for the others."""
 
-    __slots__ = ("_centre", "_channels", "_held", "_more", "_other")
+    __slots__ = ("_centre", "_channels", "_held", "_more", "_other", "sample")
 
     def __init__(self, sides: Sides, t: Tensor, channels: Channels, ledger: Ledger) -> None:
         super().__init__(sides, t)
@@ -131,6 +133,8 @@ class Gate(Passing):
         #: times the squares of the one, about it, those of the other are.
         self._other = self._centre = self._more = torch.empty(0)
         self._held = Held(ledger, 3 * t.shape[1] * torch.float16.itemsize)
+        #: What it leaves out of some rows, where that is measured.
+        self.sample: LeftOutRows | None = None
 
     def close(self, t: Tensor) -> Tensor:
         """The normalised values that pass, without gaps."""
@@ -158,6 +162,20 @@ class Gate(Passing):
         gain, shift = self._channels.back
         other = torch.addcmul(shift, self._other.to(gain.dtype), gain)
         return self.open_as(values, gain, shift, other)
+
+    def hold_left_out(self, t: Tensor, ledger: Ledger, *, seed: int) -> None:
+        """Hold what is left out of some rows of `t`, after `straighten`."""
+        rows = Rows.of(t, most=max(1, t.numel() // _LEFT_OUT), seed=seed)
+        some = rows.cut(t.detach(), t.ndim)
+        normal = self._channels.normalise(some)
+        shape = (1, -1, *(1,) * (t.ndim - 2))
+        other, centre, more = (
+            one.to(normal.dtype).view(shape) for one in (self._other, self._centre, self._more)
+        )
+        passing = rows.cut(self._sides.mask(), t.ndim)
+        self.sample = LeftOutRows(
+            torch.where(passing, (centre - normal) * more, normal - other), rows, ledger
+        )
 
     def left_out(self, scale: Tensor, returned: Any) -> float:
         """About ‖Δdx‖² / ‖dx‖² by what is not kept, after `straighten`.
@@ -193,10 +211,53 @@ class Gate(Passing):
         select(values.device).gated_add(
             memory, values, self._sides.gate_bits(), (gain, shift), self._inner
         )
+        if self.sample is not None and self.sample.part is not None:
+            along = self._along(scale, weight, through.numel() / weight.numel())
+            self.sample.put_back(through, along)
 
     def _along(self, scale: Tensor, weight: Tensor, every: float) -> Tensor:
         """What dx has along x̂ before the norm takes it out, by channel."""
         return scale * self._channels.gain * weight / every
+
+
+class LeftOutRows:
+    """What a gate leaves out of some rows of dx, in units of what dx has along x̂.
+
+    part  which half of it the pass that runs is to have back; None for none
+    """
+
+    __slots__ = ("_codes", "_held", "_rows", "_step", "part")
+
+    def __init__(self, left_out: Tensor, rows: Rows, ledger: Ledger) -> None:
+        self._step = max(float(left_out.abs().max()) / 127, 1e-30)
+        self._codes = (left_out / self._step).round_().to(torch.int8)
+        self._rows, self._held = rows, Held(ledger, self._codes.numel())
+        self.part: int | None = None
+
+    @property
+    def halves(self) -> int:
+        """How many parts there are: two, or where nothing can be divided one."""
+        return min(2, self._codes.shape[self._divided])
+
+    @property
+    def _divided(self) -> int:
+        """The dimension that is divided: samples, or the height of a single one."""
+        return 0 if len(self._codes) > 1 or self._codes.ndim < 3 else 2
+
+    @property
+    def times(self) -> float:
+        """How many times as much as a part the batch has."""
+        return self._rows.times * self.halves
+
+    def put_back(self, through: Tensor, along: Tensor) -> None:
+        """Make this part of dx what it would be without the gate; in place."""
+        assert self.part is not None
+        size = self._codes.shape[self._divided] // self.halves
+        some = self._divided, self.part * size, size
+        scale = (along * self._step).view(1, -1, *(1,) * (through.ndim - 2))
+        codes = self._codes.narrow(*some).to(through.dtype)
+        rows = self._rows.cut(through, through.ndim)
+        rows.narrow(*some).addcmul_(codes, scale, value=-1)
 
 
 class Straighten:

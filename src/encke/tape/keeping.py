@@ -245,7 +245,7 @@ class Keeping:
                 gate = Gate(passage.sides, exact, channels, self.ledger)
                 passage.sides.gates = True
                 slot.will_be_asked_last()
-                if self._follows(node, slot, exact, passage, gate):
+                if treatment.residual and self._follows(node, slot, exact, passage, gate):
                     slot.channels = channels
                     return
             self.pack(site, exact, treatment, channels=channels, gate=gate, into=slot)
@@ -291,6 +291,8 @@ class Keeping:
         self._tell(sides, kept)
         slot.gate = gate
         slot.follow(Remainder(values, added, affine, gate))
+        for see in self.packed:
+            see(slot, exact)
         stored = kept.nbytes + (bits if sieve is not None else 0)
         self._noted(values, sides.site, out, stored, treatment.why or kept.why, kept)
         self.records.share(slot.site, sides.site, exact, "the sum less what was added:")

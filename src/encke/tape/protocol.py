@@ -42,6 +42,8 @@ class Treatment:
              is one's input: every channel then gets the error that suits its own variance
     gate     whether values that a ReLU behind a batch norm blocks may be left out of the norm's
              input: see `tape.gate`
+    residual whether the last norm of a residual block may follow from the block's output: see
+             `tape.residual`
     derive   whether the tensor may be computed from another kept one instead of stored
     recompute  whether even a matrix product may be run again to derive it
     offload  whether the packed bytes leave the device (to the host, or from the host to disk)
@@ -57,6 +59,7 @@ class Treatment:
     dither: bool = True
     normalise: bool = False
     gate: bool = False
+    residual: bool = False
     derive: bool = True
     recompute: bool = False
     offload: bool = False

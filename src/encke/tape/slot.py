@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ class Slot:
     def __init__(self, site: Site, *, recent: Recent) -> None:
         self.site = site
         self._recent = recent
-        self._packed: Packed | Spooled | Parcel | Unsettled | None = None
+        self._packed: Packed | Spooled | Parcel | Unsettled | _Changed | None = None
         self._exact: Tensor | None = None
         self._version = 0
         self._held: Held | WaitingHeld | None = None
@@ -227,6 +228,19 @@ class Slot:
             found is not None and found.untyped_storage()._cdata == t.untyped_storage()._cdata
         )
 
+    @contextmanager
+    def looked_at(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Inside, what is unpacked goes through `change`, and no use of it is counted."""
+        packed, asked_by = self._packed, list(self._asked_by)
+        if packed is not None:
+            self._packed = _Changed(packed, change)
+        self._recent.drop(self)
+        try:
+            yield
+        finally:
+            self._packed, self._asked_by = packed, asked_by
+            self._recent.drop(self)
+
     def will_be_asked(self) -> None:
         """The op that is now being kept for will want the values."""
         self._asked_by.append(self._recent.order)
@@ -263,6 +277,18 @@ class Slot:
         else:
             normal = self.channels.normalise(exact)
         return self._packed.decompress().double() - normal.double()
+
+
+class _Changed:
+    """Packed values that go through a function when they are unpacked."""
+
+    __slots__ = ("_change", "_packed")
+
+    def __init__(self, packed: Any, change: Callable[[Tensor], Tensor]) -> None:
+        self._packed, self._change = packed, change
+
+    def decompress(self) -> Tensor:
+        return self._change(self._packed.decompress())
 
 
 class _Resize:

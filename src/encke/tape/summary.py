@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from encke.tape.records import Record
 
 if TYPE_CHECKING:
     from encke.tape.tape import Tape
 
+_TIGHTER = 1.1  # times that bounds are tighter than without measurements: worth telling
 _HEAD = ("layer", "op", "kept as", "codec", "bound", "plain", "stored", "ratio", "error", "why")
 
 
@@ -25,8 +26,33 @@ def table(tape: Tape) -> str:
         tape.records,
         plain=plain,
         stored=stored,
+        footer=errors(getattr(tape.policy, "told", dict)()),
         measured=getattr(tape.policy, "measured_errors", dict)(),
     )
+
+
+def errors(told: Mapping[str, Any]) -> str:
+    """A line on the error of all gradients; empty where the policy knows nothing of it.
+
+    >>> errors({"asked": 0.01, "predicted": 0.01, "measured": 0.012, "worst": 0.03,
+    ...         "parameter": "0.weight", "price": 1.4, "why_not": ""})
+    'error of the gradients, of their scale: asked 0.01, predicted 0.01, measured 0.012, worst \
+0.03 (0.weight); bounds are 1.4 times tighter than predicted'
+    """
+    if not told:
+        return ""
+    line = f"error of the gradients, of their scale: asked {told['asked']:.2g}"
+    line += f", predicted {told['predicted']:.2g}"
+    if told["why_not"]:
+        return f"{line}; not measured: {told['why_not']}"
+    if told["measured"] is None:
+        return f"{line}, not measured yet"
+    line += (
+        f", measured {told['measured']:.2g}, worst {told['worst']:.2g} ({told['parameter']})"
+    )
+    if told["price"] > _TIGHTER:
+        line += f"; bounds are {told['price']:.2g} times tighter than predicted"
+    return line
 
 
 def render(

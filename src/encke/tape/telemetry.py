@@ -62,6 +62,8 @@ class Telemetry:
         self._effects: dict[Site, list[Effect]] = {}
         self._began = 0.0
         self._closed = False
+        #: What the policy says of the gradients' error.
+        self.told: Callable[[], dict[str, Any]] = dict
 
     # -- what the tape tells -------------------------------------------------------------
 
@@ -76,6 +78,7 @@ class Telemetry:
     def end_forward(self, records: Iterable[Record], *, stored: int, plain: int) -> None:
         """Everything is kept that backward will ask for."""
         self._records = list(records)
+        told = self.told()
         if self._step is None or self._step["step"] % self._every:
             return
         self._step |= {
@@ -87,6 +90,11 @@ class Telemetry:
             "resident": peak.resident(),
             "resident_peak": peak.resident_peak(),
             "cuda_peak": peak.cuda_peak(),
+            "tolerance": told.get("asked"),
+            "error_predicted": told.get("predicted"),
+            "error_measured": told.get("measured"),
+            "error_worst": told.get("worst"),
+            "error_worst_parameter": told.get("parameter") or None,
         }
 
     def hear(self, effect: Effect) -> None:
@@ -288,9 +296,22 @@ def _sink(target: Target) -> _Sink:
     )
 
 
+class _Told:
+    """What a tape's policy says of the gradients' error; it does not keep the tape alive."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = weakref.ref(tape)
+
+    def __call__(self) -> dict[str, Any]:
+        tape = self._tape()
+        told = getattr(tape.policy, "told", None) if tape is not None else None
+        return {} if told is None else dict(told())
+
+
 def log_to(tape: Tape, target: Target, *, every: int, tensors: int) -> Telemetry:
     """Record `tape` from its next step on; see `Tape.log_to`."""
     telemetry = Telemetry(target, every=every, tensors=tensors)
+    telemetry.told = _Told(tape)
     tape.logs.append(telemetry)
     tape.listeners.append(telemetry.hear)
     # It runs when the tape is gone or the interpreter ends, and only once.

@@ -27,7 +27,7 @@ Gradients = Sequence[Tensor | None]
 Saved = Callable[[str], Tensor]
 Backward = Callable[[Any, Tensor, Saved], Gradients]
 
-TRIED = 1 << 17  # values of the gradient that comes in
+TRIED = 1 << 16  # values of the gradient that comes in
 _aten = torch.ops.aten
 _backwards: dict[str, Backward] = {}
 
