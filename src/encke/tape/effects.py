@@ -41,7 +41,7 @@ from encke.tape.trials import as_it_is, handing_out
 
 Gradients = Sequence[Tensor | None]
 
-_DRAWN = 1 << 17  # values of a tensor that are compared at most
+_DRAWN = 1 << 15  # values of a tensor that are compared at most
 _ERRORS = 1 << 15  # errors that are added at a time
 
 
