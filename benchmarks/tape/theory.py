@@ -24,7 +24,7 @@ from rows import Rows
 import encke
 from encke.control.adaptive import Adaptive
 from encke.study import zoo
-from encke.tape import Effect, Sight, Treatment
+from encke.tape import GradientEffect, SavedTensor, StorageDecision
 
 COLUMNS = (
     "model",
@@ -44,7 +44,7 @@ class Checked(Adaptive):
 
     everywhere = False
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         found = super().treat(sight)
         return replace(found, check=True, observe=True) if self.everywhere else found
 
@@ -60,7 +60,7 @@ def measure(name: str, batch: int, warm: int, steps: int) -> list[dict[str, obje
     )
     policy = Checked(optimizers=[optimizer], model=net, reference="momentum", guard=0)
     tape = encke.attach(net, policy=policy)
-    seen: list[Effect] = []
+    seen: list[GradientEffect] = []
     for i in range(warm + steps):
         if i == warm:
             policy.everywhere = True

@@ -6,7 +6,7 @@ import picture
 from matplotlib.figure import Figure
 from network import Trained
 
-from encke.tape.records import Record
+from encke.tape.observe.records import Record
 
 COLOURS = {
     "lossy": picture.BLUE,

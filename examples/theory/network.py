@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import encke
 from encke.bound import Absolute
 from encke.study import data, zoo
-from encke.tape import Effect, Sight, Treatment
-from encke.tape.protocol import KEEP
+from encke.tape import GradientEffect, SavedTensor, StorageDecision
+from encke.tape.policy import KEEP
 
 STEPS = 33  # the controller observes steps 1, 2, 4, …, 32
 
@@ -59,13 +59,15 @@ class Given:
     def begin(self, step: int) -> None:
         """Nothing to learn."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         name = str(sight.site)
         self.scales[name] = float(sight.tensor.square().mean().sqrt())
         bound = self.bounds.get(name)
-        return KEEP if bound is None else Treatment(bound=Absolute(bound), codec="entropy")
+        return (
+            KEEP if bound is None else StorageDecision(bound=Absolute(bound), codec="entropy")
+        )
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         """Nothing to learn."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from encke.control.ways import Way, cheapest
 from encke.study import zoo
 from encke.study.zoo import Batch, Model
 from encke.tape import Tape
-from encke.tape.protocol import KEEP, Effect, Sight, Treatment
+from encke.tape.policy import KEEP, GradientEffect, SavedTensor, StorageDecision
 
 NETWORKS = {
     "convolutions": (zoo.model("resnet_cifar", depth=8, width=8), 8),
@@ -211,10 +211,10 @@ class KeepAll:
 
     def begin(self, step: int) -> None: ...
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         return KEEP
 
-    def observe(self, effect: Effect) -> None: ...
+    def observe(self, effect: GradientEffect) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import encke
 from encke.control.effectiveness import reasons
 from encke.control.hooks import hooks_of
-from encke.tape.protocol import Site
-from encke.tape.records import Record
+from encke.tape.observe.records import Record
+from encke.tape.policy import Site
 
 
 class LossInMethod(nn.Module):

@@ -16,8 +16,8 @@ from encke.control.allocate import Demand, water_fill
 from encke.control.bits import allocate_bits
 from encke.control.guard import Guard
 from encke.control.reference import Reference
-from encke.tape import Effect, Site
-from encke.tape.effects import difference
+from encke.tape import GradientEffect, Site
+from encke.tape.effects.probe import difference
 
 
 def small_net() -> nn.Module:
@@ -242,7 +242,7 @@ def test_guard_tightens_and_gives_up_in_the_end() -> None:
 
     def check(measured: float) -> None:
         guard.judge(
-            Effect(
+            GradientEffect(
                 site=site,
                 consumer=site,
                 order=1,
@@ -310,8 +310,8 @@ def test_a_tensor_whose_error_ruins_single_rows_is_kept_exact(
     """The mean square hides few, huge errors: of a division by something near zero, say."""
     guard, site = Guard(), Site("m", "MyDivision", "other")
 
-    def effect(tail: float) -> Effect:
-        return Effect(
+    def effect(tail: float) -> GradientEffect:
+        return GradientEffect(
             site=site, consumer=site, order=1, error=0.1, values=8, stream=0.01, tail=tail
         )
 

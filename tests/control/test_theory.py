@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape import Effect, Sight, Tape, Treatment
+from encke.tape import GradientEffect, SavedTensor, StorageDecision, Tape
 
 LAYERS = {
     "linear": (lambda: nn.Linear(96, 80), (512, 96)),
@@ -37,15 +37,17 @@ LAYERS = {
 class Checked(encke.Fixed):
     """A fixed bound with the exact tensor kept beside, so that every step measures."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         from dataclasses import replace
 
         return replace(super().treat(sight), observe=True, check=True)
 
 
-def effects_of(layer: nn.Module, x: Tensor, bound: encke.Bound, steps: int) -> list[Effect]:
+def effects_of(
+    layer: nn.Module, x: Tensor, bound: encke.Bound, steps: int
+) -> list[GradientEffect]:
     tape = Tape(Checked(bound, codec="entropy"), model=layer)
-    seen: list[Effect] = []
+    seen: list[GradientEffect] = []
     tape.listeners.append(seen.append)
     torch.manual_seed(3)
     weight = None

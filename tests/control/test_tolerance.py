@@ -15,7 +15,7 @@ import encke
 from encke.control.calibrate import Calibration, Upstream
 from encke.control.reference import Reference
 from encke.control.sensitivity import Part, Share
-from encke.tape.gradient_samples import GradientError
+from encke.tape.effects.gradient_samples import GradientError
 
 
 class Block(nn.Module):

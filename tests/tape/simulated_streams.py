@@ -49,7 +49,7 @@ class Simulated(TorchDispatchMode):
         self._now = MAIN
         self._memory: dict[int, Memory] = {}
 
-    # -- the protocol of encke.tape.streams.Streams ---------------------------------------
+    # -- the protocol of encke.tape.transfer.streams.Streams ------------------------------
 
     def current(self) -> str:
         return self._now

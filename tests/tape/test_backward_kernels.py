@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from watching import Gating, Watching
 
 import encke
-from encke.tape import backward_kernels
-from encke.tape.backward_kernels import can_lend, lend, samples_at_a_time
+from encke.tape.autograd import backward_kernels
+from encke.tape.autograd.backward_kernels import can_lend, lend, samples_at_a_time
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_lending_changes_nothing_but_rounding(
     for policy in (lambda: Gating(0.05), lambda: Watching(encke.RmsRelative(0.05))):
         lent = gradients_of(policy())
         with monkeypatch.context() as without:
-            without.setattr("encke.tape.handle.can_lend", lambda: False)
+            without.setattr("encke.tape.storage.handle.can_lend", lambda: False)
             plain = gradients_of(policy())
         for a, b in zip(lent, plain, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
@@ -164,7 +164,7 @@ def test_second_derivatives_are_those_without_lending(monkeypatch: pytest.Monkey
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     lent = penalty()
-    monkeypatch.setattr("encke.tape.handle.can_lend", lambda: False)
+    monkeypatch.setattr("encke.tape.storage.handle.can_lend", lambda: False)
     for a, b in zip(lent, penalty(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from watching import Watching
 
 import encke
-from encke.tape.channels import Channels
+from encke.tape.batch_norm.channels import Channels
 
 ERROR = 0.25
 

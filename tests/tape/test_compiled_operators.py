@@ -13,7 +13,7 @@ import encke
 from encke.tape import Tape
 from encke.tape.compiled import operators
 from encke.tape.compiled.graphs import CompiledGraph, Place
-from encke.tape.protocol import Site
+from encke.tape.policy import Site
 
 pytestmark = pytest.mark.slow
 

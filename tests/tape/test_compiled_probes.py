@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 import encke
 from encke.control import Adaptive
 from encke.tape.compiled import operators, probes
-from encke.tape.effects import Noise, square
+from encke.tape.effects.probe import Noise, square
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo")]
 

@@ -10,7 +10,7 @@ from watching import Watching
 
 import encke
 from encke.tape import Tape
-from encke.tape.effects import difference
+from encke.tape.effects.probe import difference
 
 
 def checking(bound: encke.Bound) -> Watching:

@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from encke.tape import Need, rules
+from encke.tape import Need
+from encke.tape.needs import table as rules
 
 _RAW = "_raw_saved_"
 

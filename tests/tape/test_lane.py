@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import encke
 from encke.codec import Packed, compress
-from encke.tape.lane import Lane, Lanes
-from encke.tape.protocol import Sight, Treatment
+from encke.tape.policy import SavedTensor, StorageDecision
+from encke.tape.transfer.side_stream import SideStream, SideStreams
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def streams() -> Iterator[Simulated]:
 class Offloading(encke.Fixed):
     """Every packed tensor leaves the device."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         return replace(super().treat(sight), offload=True)
 
 
@@ -67,7 +67,7 @@ def test_training_beside_a_side_stream_is_in_order_and_gives_the_same_gradients(
     bound = encke.RangeRelative(0.02)
     model = network()
     tape = encke.attach(model, policy=kind(bound, codec="fixed"))
-    tape.use_side_stream(Lanes(streams=lambda _: streams))
+    tape.use_side_stream(SideStreams(streams=lambda _: streams))
     found = gradients(model, tape)
     streams.collect()
     assert streams.faults == []
@@ -82,7 +82,7 @@ def test_training_beside_a_side_stream_is_in_order_and_gives_the_same_gradients(
 def test_offloaded_bytes_are_not_counted_as_held_on_the_device(streams: Simulated) -> None:
     model = network()
     tape = encke.attach(model, policy=Offloading(encke.RangeRelative(0.02), codec="fixed"))
-    tape.use_side_stream(Lanes(streams=lambda _: streams))
+    tape.use_side_stream(SideStreams(streams=lambda _: streams))
     out = model(torch.randn(8, 3, 6, 6))
     offloaded = tape.stored_bytes
     tape.detach()
@@ -96,7 +96,7 @@ def pack(x: Tensor) -> Packed:
     return compress(x, encke.Absolute(0.1), codec="fixed")
 
 
-def forward_and_backward(lane: Lane, *, offload: bool, count: int = 4) -> list[Tensor]:
+def forward_and_backward(lane: SideStream, *, offload: bool, count: int = 4) -> list[Tensor]:
     """Tensors are made, packed and dropped; then asked for, the last first."""
     parcels = []
     for number in range(count):
@@ -109,7 +109,7 @@ def forward_and_backward(lane: Lane, *, offload: bool, count: int = 4) -> list[T
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_what_a_lane_packs_comes_back(streams: Simulated, offload: bool) -> None:
-    found = forward_and_backward(Lane(streams), offload=offload)
+    found = forward_and_backward(SideStream(streams), offload=offload)
     for number, x in enumerate(found):
         expected = torch.full((600,), float(number)) + torch.linspace(0, 1, 600)
         assert float((x - expected).abs().max()) <= 0.1
@@ -126,7 +126,7 @@ def test_a_wait_that_is_left_out_is_noticed(
     monkeypatch.setattr(
         streams, "wait", lambda who, event: None if who == stream else wait(who, event)
     )
-    forward_and_backward(Lane(streams), offload=offload)
+    forward_and_backward(SideStream(streams), offload=offload)
     assert any(f"on {stream}: used before" in fault for fault in streams.faults)
 
 
@@ -137,21 +137,21 @@ def test_memory_that_is_not_marked_is_noticed(
 ) -> None:
     keep = streams.keep
     monkeypatch.setattr(streams, "keep", lambda t, who: None if who == stream else keep(t, who))
-    forward_and_backward(Lane(streams), offload=offload)
+    forward_and_backward(SideStream(streams), offload=offload)
     streams.collect()
     assert any(f"while {stream} may still use it" in fault for fault in streams.faults)
 
 
 def test_a_write_to_what_the_side_stream_reads_is_noticed(streams: Simulated) -> None:
     x = torch.randn(600)
-    parcel = Lane(streams).pack(x, lambda: pack(x))
+    parcel = SideStream(streams).pack(x, lambda: pack(x))
     x.zero_()
     assert any("overwrites" in fault for fault in streams.faults)
     assert parcel.nbytes > 0
 
 
 def test_backward_finds_the_next_parcels_on_their_way(streams: Simulated) -> None:
-    lane = Lane(streams, ahead=2)
+    lane = SideStream(streams, ahead=2)
     x = torch.randn(600)
     parcels = [lane.pack(x, lambda: pack(x), offload=True) for _ in range(5)]
     assert [p.nbytes for p in parcels] == [0] * 5
@@ -165,7 +165,7 @@ def test_backward_finds_the_next_parcels_on_their_way(streams: Simulated) -> Non
 
 
 def test_parcels_that_were_dropped_are_not_fetched(streams: Simulated) -> None:
-    lane = Lane(streams, ahead=2)
+    lane = SideStream(streams, ahead=2)
     x = torch.randn(600)
     parcels = [lane.pack(x, lambda: pack(x), offload=True) for _ in range(3)]
     first = parcels[0]
@@ -177,7 +177,7 @@ def test_parcels_that_were_dropped_are_not_fetched(streams: Simulated) -> None:
 
 
 def test_without_streams_there_is_no_lane() -> None:
-    assert Lanes().of(torch.device("cpu")) is None
+    assert SideStreams().of(torch.device("cpu")) is None
     model = network()
     tape = encke.attach(model, policy=encke.Fixed(encke.RangeRelative(0.02)))
     tape.use_side_stream()

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, up
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import encke
-from encke.tape.graph import has_hooks
+from encke.tape.autograd.nodes import has_hooks
 
 LOSSLESS = encke.Fixed(encke.Lossless())
 

@@ -13,8 +13,9 @@ from op_cases import CASES, ELSEWHERE, Case
 from torch import Tensor, nn
 
 import encke
-from encke.tape import Need, Tape, rules
-from encke.tape.graph import op_name
+from encke.tape import Need, Tape
+from encke.tape.autograd.nodes import op_name
+from encke.tape.needs import table as rules
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=str)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape import pace as pacing
-from encke.tape.pace import SMALL, Pace
-from encke.tape.protocol import Site
+from encke.tape.cost import pace as pacing
+from encke.tape.cost.pace import SMALL, Pace
+from encke.tape.policy import Site
 
 LARGE, SLOW = Site("large", "Mm", "self"), Site("slow", "Mm", "self")
 

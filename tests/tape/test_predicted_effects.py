@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from watching import Gating, Watching
 
 import encke
-from encke.tape import Tape, trials
-from encke.tape.rows import Rows
+from encke.tape import Tape
+from encke.tape.effects import trials
+from encke.tape.effects.rows import Rows
 
 NORMS = {
     "batch norm": (nn.BatchNorm2d(16), (16, 16, 12, 12)),

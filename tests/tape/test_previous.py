@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape.previous import Function, PreviousPass
+from encke.tape.cost.previous_pass import Function, PreviousPass
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import encke
-from encke.tape import Effect, Sight, Tape, Treatment
+from encke.tape import GradientEffect, SavedTensor, StorageDecision, Tape
 
 Step = Callable[["Layers", Tensor, Tensor], Tensor]
 SHAPE = (8, 16, 12, 12)
@@ -108,15 +108,15 @@ class Treated:
     """Keeps everything within a small bound, in the way that `options` say."""
 
     def __init__(self, **options: Any) -> None:
-        self._treatment = Treatment(bound=encke.RangeRelative(1e-6), **options)
+        self._treatment = StorageDecision(bound=encke.RangeRelative(1e-6), **options)
 
     def begin(self, step: int) -> None:
         """Nothing to prepare."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         return self._treatment
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         assert effect.error >= 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import encke
 from encke.tape import Tape
-from encke.tape.witness import ModifiedError
+from encke.tape.autograd.version_check import ModifiedError
 
 LOSSLESS = encke.Fixed(encke.Lossless())
 LOSSY = encke.Fixed(encke.RmsRelative(0.02))

@@ -13,7 +13,7 @@ from watching import Gating, check_two_backwards
 
 import encke
 from encke.tape import Site
-from encke.tape.keeping import Keeping
+from encke.tape.storage.recorder import TensorRecorder
 
 LAST = "norm/NativeBatchNorm.input"
 FINE = 1e-5
@@ -112,7 +112,7 @@ def test_the_gradients_are_those_with_the_norm_kept(
     found, tape = run(join, Gating(FINE), layout=layout)
     assert followed(tape) == [LAST]
     assert tape.records.get(Site("norm", "NativeBatchNorm", "input")).stored == 0
-    monkeypatch.setattr(Keeping, "_follows", lambda *_: False)
+    monkeypatch.setattr(TensorRecorder, "_follows", lambda *_: False)
     kept, tape = run(join, Gating(FINE), layout=layout)
     assert not followed(tape)
     for name, gradient in kept.items():
@@ -147,7 +147,7 @@ def test_errors_of_both_ends_are_predicted_as_they_are_measured() -> None:
 def test_less_is_held_than_with_the_norm_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     _, tape = run(added, Gating(0.1))
     fewer, _ = tape.last_forward
-    monkeypatch.setattr(Keeping, "_follows", lambda *_: False)
+    monkeypatch.setattr(TensorRecorder, "_follows", lambda *_: False)
     _, tape = run(added, Gating(0.1))
     assert fewer < 0.85 * tape.last_forward[0]
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import encke
 from encke.tape import Policy, Site, Tape
-from encke.tape.handle import Handle
-from encke.tape.kept import Source
-from encke.tape.ledger import Ledger, SavedStorage
-from encke.tape.passes import BackwardPasses
+from encke.tape.autograd.backward_passes import BackwardPasses
+from encke.tape.storage.byte_count import ByteCount, SavedStorage
+from encke.tape.storage.handle import Handle
+from encke.tape.storage.sources import TensorSource
 
 
 def _change_input(x: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def test_gradients_of_gradients_are_those_of_plain_autograd() -> None:
     assert equal(plain, penalty(model))
 
 
-class Wrong(Source):
+class Wrong(TensorSource):
     how = "wrong"
 
     def __init__(self, value: Tensor) -> None:
@@ -244,7 +244,7 @@ def test_a_source_of_another_shape_or_device_is_refused() -> None:
             Wrong(value),
             Site("m", "Op", "self"),
             t,
-            SavedStorage(Ledger(), t),
+            SavedStorage(ByteCount(), t),
             BackwardPasses(),
         )
         with pytest.raises(encke.EnckeError, match=r"m/Op\.self: saved \[4, 6\]"):
@@ -255,7 +255,7 @@ def test_a_source_of_another_type_comes_back_as_what_was_saved() -> None:
     t = torch.zeros(4, 6, dtype=torch.bfloat16).t()
     value = torch.ones(6, 4, dtype=torch.float32)
     handle = Handle(
-        Wrong(value), Site("m", "Op", "self"), t, SavedStorage(Ledger(), t), BackwardPasses()
+        Wrong(value), Site("m", "Op", "self"), t, SavedStorage(ByteCount(), t), BackwardPasses()
     )
     found = handle.get()
     assert (found.dtype, found.shape, found.stride()) == (t.dtype, t.shape, t.stride())

@@ -9,28 +9,30 @@ import torch
 
 import encke
 from encke.codec import compress
-from encke.tape.ledger import Ledger
-from encke.tape.protocol import Site
-from encke.tape.slot import Recent, Slot
+from encke.tape.policy import Site
+from encke.tape.storage.byte_count import ByteCount
+from encke.tape.storage.stored_tensor import DecodedCache, StoredTensor
 
 
-def slot_asked_by(*orders: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Slot, list[int]]:
+def slot_asked_by(
+    *orders: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[StoredTensor, list[int]]:
     """A slot that ops in these places of the forward pass will ask, and its decodings."""
-    recent = Recent()
+    recent = DecodedCache()
     packed = compress(torch.randn(64, 64), encke.Absolute(0.1))
-    slot = Slot(Site(module="", op="Relu", role="result"), recent=recent)
-    slot.fill(packed, Ledger())
+    slot = StoredTensor(Site(module="", op="Relu", role="result"), recent=recent)
+    slot.fill(packed, ByteCount())
     for order in orders:
         recent.order = order
         slot.will_be_asked()
     decodings: list[int] = []
-    decode = Slot._unpacked
+    decode = StoredTensor._unpacked
 
-    def counted(self: Slot) -> torch.Tensor:
+    def counted(self: StoredTensor) -> torch.Tensor:
         decodings.append(1)
         return decode(self)
 
-    monkeypatch.setattr(Slot, "_unpacked", counted)
+    monkeypatch.setattr(StoredTensor, "_unpacked", counted)
     return slot, decodings
 
 

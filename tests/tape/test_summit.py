@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape.summit import Summit
+from encke.tape.cost.summit import StepSummit
 
 MB = 1 << 20
 
@@ -25,7 +25,7 @@ class Memory:
 
 
 def a_pass(
-    summit: Summit,
+    summit: StepSummit,
     memory: Memory,
     *,
     forward: list[int],
@@ -48,9 +48,9 @@ def a_pass(
     memory.high = rest
 
 
-def followed(forward: list[int], backward: list[int], rest: int) -> tuple[Summit, Memory]:
+def followed(forward: list[int], backward: list[int], rest: int) -> tuple[StepSummit, Memory]:
     memory = Memory()
-    summit = Summit(memory)
+    summit = StepSummit(memory)
     summit.begin(ordinary=False)
     for _ in range(2):
         a_pass(summit, memory, forward=forward, backward=backward, rest=rest)
@@ -99,7 +99,7 @@ def test_without_a_pool_there_is_no_tail() -> None:
 def test_the_choice_goes_into_a_checkpoint() -> None:
     backward = [50 * MB] * (OPS - 4) + [300 * MB] * 4
     summit, memory = followed(FLAT, backward, rest=50 * MB)
-    again = Summit(memory)
+    again = StepSummit(memory)
     again.load_state_dict(summit.state_dict())
     assert (again.tail, again.tail_bytes) == (summit.tail, summit.tail_bytes)
 

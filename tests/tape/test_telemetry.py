@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape.telemetry import VERSION, Lines
+from encke.tape.observe.telemetry import VERSION, Lines
 
 SCHEMA = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text()
 

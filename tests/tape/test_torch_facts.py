@@ -1,7 +1,7 @@
 """What the tape takes for granted of torch, one fact a test.
 
-If one of these fails after an upgrade of torch, look at `encke.tape.graph`, `handle` and
-`witness` before anything else.
+If one of these fails after an upgrade of torch, look at `encke.tape.autograd` and
+`encke.tape.storage.handle` before anything else.
 """
 
 from __future__ import annotations

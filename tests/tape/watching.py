@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import encke
-from encke.tape import Effect, Sight, Treatment
+from encke.tape import GradientEffect, SavedTensor, StorageDecision
 
 
 class Watching:
@@ -18,19 +18,19 @@ class Watching:
     """
 
     def __init__(self, bound: encke.Bound, **how: Any) -> None:
-        self.effects: list[Effect] = []
-        self.sights: list[Sight] = []
+        self.effects: list[GradientEffect] = []
+        self.sights: list[SavedTensor] = []
         self._how = {"bound": bound, "observe": True, **how}
 
     def begin(self, step: int) -> None:
         self.effects.clear()
         self.sights.clear()
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         self.sights.append(sight)
-        return Treatment(**self._how)
+        return StorageDecision(**self._how)
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         self.effects.append(effect)
 
     def state_dict(self) -> dict[str, Any]:

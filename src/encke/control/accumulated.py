@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encke.tape.graph import current_backward
-from encke.tape.squares import square
+from encke.tape.autograd.nodes import current_backward
+from encke.tape.effects.squares import square
 
 #: Forward passes after a backward pass without a step of an optimizer: then nobody steps it,
 #: and each backward pass counts as a step.

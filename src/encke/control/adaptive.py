@@ -27,10 +27,10 @@ from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference
 from encke.control.sensitivity import Part, Share, gradient_squares, sensitivities
 from encke.errors import UnsupportedError
-from encke.tape.backward_again import BackwardAgain
-from encke.tape.gradient_samples import GradientError
-from encke.tape.protocol import KEEP, Effect, Sight, Site, Treatment
-from encke.tape.squares import square
+from encke.tape.effects.backward_again import BackwardAgain
+from encke.tape.effects.gradient_samples import GradientError
+from encke.tape.effects.squares import square
+from encke.tape.policy import KEEP, GradientEffect, SavedTensor, Site, StorageDecision
 
 log = logging.getLogger("encke")
 
@@ -118,7 +118,7 @@ class Adaptive:
         #: Tensors whose bounds are for normalised values.
         self._normalised: set[str] = set()
         self.gates = Gates()
-        self._effects: list[Effect] = []
+        self._effects: list[GradientEffect] = []
         #: Optimizer steps, and calls of the model in the one that runs.
         self._step = self._calls = 0
         self._next = 1
@@ -131,7 +131,7 @@ class Adaptive:
         self._turn = 0
         self._exact_until = 0
         #: Answers that hold until something is learnt.
-        self._treatments: dict[Site, Treatment] = {}
+        self._treatments: dict[Site, StorageDecision] = {}
         self._shares: list[Share] = []
         self._gradients = AccumulatedGradients()
         self._boundaries = StepBoundaries(known=bool(self.reference.optimizers))
@@ -211,7 +211,7 @@ class Adaptive:
         """Whether the forward pass that runs is observed, or its gradients measured."""
         return self._observing or self.backward_again.is_on
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         known = self._treatments.get(sight.site)
         if known is not None:
             return known
@@ -221,7 +221,7 @@ class Adaptive:
             self._treatments[sight.site] = found
         return found
 
-    def _treat(self, sight: Sight) -> Treatment:
+    def _treat(self, sight: SavedTensor) -> StorageDecision:
         name = str(sight.site)
         if self._step < self._exact_until:
             return _SECOND_ORDER
@@ -230,7 +230,7 @@ class Adaptive:
         bound = self.bounds.get(name)
         if self._observing:
             self._scale(name, sight)
-        return Treatment(
+        return StorageDecision(
             bound=self._warm_up(sight) if bound is None else Absolute(bound),
             observe=self._observing or bound is None,
             probe=bound is None or self._is_its_turn(name),
@@ -241,7 +241,7 @@ class Adaptive:
             **self._options,  # type: ignore[arg-type]
         )
 
-    def _warm_up(self, sight: Sight) -> Bound:
+    def _warm_up(self, sight: SavedTensor) -> Bound:
         """The bound of a tensor whose effect is not known."""
         share = min(1.0, math.sqrt(self.tolerance / _WARM_UP_TOLERANCE))
         unknown = _WARM_UP * share * min(1.0, _DEEP / max(sight.order, 1))
@@ -261,7 +261,7 @@ class Adaptive:
         turns = 2 if self._step < _EARLY // 2 else _TURNS
         return (crc32(name.encode()) + self._turn) % turns == 0
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         self._treatments.clear()
         self.guard.look_at_tail(effect)
         if effect.measured is not None:
@@ -271,7 +271,7 @@ class Adaptive:
 
     # -- what follows from what was seen -------------------------------------------------
 
-    def _scale(self, name: str, sight: Sight) -> None:
+    def _scale(self, name: str, sight: SavedTensor) -> None:
         if sight.channels:
             self._largest[name] = _LARGEST
             self._normalised.add(name)
@@ -308,7 +308,7 @@ class Adaptive:
             self.values[name] = tensor.values
         self._allocate()
 
-    def _scales(self, effects: list[Effect]) -> dict[str, float]:
+    def _scales(self, effects: list[GradientEffect]) -> dict[str, float]:
         """What each parameter's error is relative to; those trained in this step only."""
         for name, seen in gradient_squares(effects, self._gradients.squares).items():
             self.reference.see(name, seen)
@@ -485,7 +485,7 @@ class Adaptive:
         self._observed = set(state["observed"])
         self._gradients.load_state_dict(state["gradients"])
         self._boundaries.load_state_dict(state["boundaries"])
-        self._effects = [Effect.of_state(one) for one in state.get("effects", [])]
+        self._effects = [GradientEffect.of_state(one) for one in state.get("effects", [])]
 
 
 def _reach(sensitivity: float) -> float:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from encke.control import arguments
 from encke.control.attach import attach
 from encke.errors import UnsupportedError
+from encke.tape.observe.records import Record
+from encke.tape.observe.summary import render
 from encke.tape.peak import Peak
-from encke.tape.records import Record
-from encke.tape.summary import render
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _mean_square(output: Any) -> Tensor:
-    from encke.tape.watch import tensors_in
+    from encke.tape.autograd.dispatch import tensors_in
 
     total = [t.float().square().mean() for t in tensors_in(output) if t.requires_grad]
     if not total:

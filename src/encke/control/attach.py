@@ -23,8 +23,8 @@ from encke.errors import UnsupportedError
 from encke.memory import pool as memory_pool
 from encke.tape import Policy, Tape
 from encke.tape.compiled import attach_graphs, compiled_module
+from encke.tape.observe.telemetry import Target
 from encke.tape.peak import StepPeak, trim
-from encke.tape.telemetry import Target
 
 logger = logging.getLogger("encke")
 

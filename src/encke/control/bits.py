@@ -17,7 +17,7 @@ from typing import Any
 from encke.bound import FixedRate
 from encke.control import arguments
 from encke.errors import UnsupportedError
-from encke.tape.protocol import Effect, Sight, Treatment
+from encke.tape.policy import GradientEffect, SavedTensor, StorageDecision
 
 _LEVELS = (8, 4, 2, 1)
 
@@ -92,10 +92,10 @@ class GroupBits:
         if self._observing:
             self._demands = {}
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         start = 4 if self.adaptive and self.mean < 4 else int(self.mean)
         bits = self.bits.get(str(sight.site), start)
-        return Treatment(
+        return StorageDecision(
             bound=FixedRate(bits),
             codec="group",
             dither=False,
@@ -103,7 +103,7 @@ class GroupBits:
             observe=self._observing,
         )
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         if effect.error <= 0:
             return
         name = str(effect.site)

@@ -19,9 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from encke.control import arguments
 from encke.control.ways import Place, Way, choose, measure
 from encke.errors import EnckeError, UnsupportedError
-from encke.tape.ledger import Ledger
-from encke.tape.protocol import Effect, Policy, Sight, Treatment
-from encke.tape.records import Record
+from encke.tape.observe.records import Record
+from encke.tape.policy import GradientEffect, Policy, SavedTensor, StorageDecision
+from encke.tape.storage.byte_count import ByteCount
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -81,7 +81,7 @@ class Budget:
         self._due = self._measuring = self._checking = False
         self._storages: dict[int, tuple[Any, str]] = {}
         #: What the tape holds; without it, a step that exceeds the plan is seen at its end.
-        self.ledger: Ledger | None = None
+        self.ledger: ByteCount | None = None
         #: By place, in the order of the forward pass: bytes held when it was reached, now,
         #: and those of them that are not a place's, in the step before.
         self._held: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Budget:
         self._held.clear()
         self._left = sum(self._sizes.values())
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         given = self.inner.treat(sight)
         name = str(sight.site)
         if self._measuring:
@@ -130,7 +130,7 @@ class Budget:
         self._checking |= check
         return way.applied(replace(given, observe=observe, check=check))
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         self.inner.observe(effect)
 
     @property
@@ -188,7 +188,7 @@ class Budget:
 
     # -- what follows --------------------------------------------------------------------
 
-    def _measure(self, name: str, t: Tensor, given: Treatment) -> None:
+    def _measure(self, name: str, t: Tensor, given: StorageDecision) -> None:
         found, source = measure(t, given, offload=self.offload)
         storage = t.untyped_storage()
         # The weak reference keeps the address from being given to another in this step.
@@ -198,7 +198,7 @@ class Budget:
         before = self.places.get(name)
         self.places[name] = place if before is None else place.after(before)
 
-    def _exceeds(self, name: str, given: Treatment) -> bool:
+    def _exceeds(self, name: str, given: StorageDecision) -> bool:
         """Whether the step comes to hold too much, if all goes on from here as planned."""
         rest, self._left = self._left, self._left - self._sizes.get(name, 0)
         bound = 0.0 if given.bound is None else given.bound.number

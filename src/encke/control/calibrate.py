@@ -1,7 +1,7 @@
 """Holding the predicted error of the gradients to the measured one.
 
 Predictions treat the errors of tensors as independent and follow each through one op. What all
-of them do together is measured now and then (`tape.backward_again`). From that follow
+of them do together is measured now and then (`tape.effects.backward_again`). From that follow
 
 factor   measured over predicted variance, a mean over weights: bounds are set so that the
          predicted variance times this is the tolerance
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from encke.control.sensitivity import Part, Shares
-from encke.tape.gradient_samples import GradientError
+from encke.tape.effects.gradient_samples import GradientError
 
 CAP = 2.0  # times the tolerance that a single parameter's error may be
 _AIM = 1.5  # times the tolerance: where a parameter above the cap is brought to

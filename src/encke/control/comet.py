@@ -21,7 +21,7 @@ from torch import nn
 from encke.bound import Absolute, RangeRelative
 from encke.control import arguments
 from encke.control.reference import Reference
-from encke.tape.protocol import KEEP, Effect, Sight, Treatment
+from encke.tape.policy import KEEP, GradientEffect, SavedTensor, StorageDecision
 
 _PRODUCTS = frozenset({"Convolution", "Addmm", "Mm", "Linear"})
 _WARM_UP = RangeRelative(1e-3)
@@ -59,11 +59,11 @@ class Comet:
         self._step += 1
         self._observing = self._step in (1, 2, 10, 100) or self._step % self.refresh == 0
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         if sight.site.op not in _PRODUCTS:
             return KEEP
         bound = self.bounds.get(str(sight.site))
-        return Treatment(
+        return StorageDecision(
             bound=_WARM_UP if bound is None else Absolute(bound),
             codec=self._codec,
             dither=self._dither,
@@ -71,7 +71,7 @@ class Comet:
             observe=self._observing or bound is None,
         )
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         if not effect.products or not effect.parameter or effect.error <= 0:
             return
         self._reference.see(effect.parameter, effect.parameter_square)

@@ -16,8 +16,8 @@ from encke.control.fixed import Fixed
 from encke.control.hooks import ModelHooks
 from encke.control.optimizers import LosslessFor
 from encke.tape import Tape
-from encke.tape.graph import is_compiled
-from encke.tape.records import Record
+from encke.tape.autograd.nodes import is_compiled
+from encke.tape.observe.records import Record
 
 log = logging.getLogger("encke")
 

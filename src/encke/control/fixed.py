@@ -7,7 +7,7 @@ from typing import Any
 
 from encke.bound import Bound, FixedRate, Lossless
 from encke.control import arguments
-from encke.tape.protocol import LOSSLESS, Effect, Sight, Treatment
+from encke.tape.policy import LOSSLESS, GradientEffect, SavedTensor, StorageDecision
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Fixed:
     def begin(self, step: int) -> None:
         """Nothing to learn."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         if isinstance(self.bound, Lossless):
             return LOSSLESS
         rate = isinstance(self.bound, FixedRate)
-        return Treatment(
+        return StorageDecision(
             bound=self.bound,
             codec="group" if rate and self.codec == "auto" else self.codec,
             prefer=self.prefer,
@@ -51,7 +51,7 @@ class Fixed:
             observe=self.watch,
         )
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         """Nothing to learn."""
 
     def state_dict(self) -> dict[str, Any]:

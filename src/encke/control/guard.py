@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from encke.tape.protocol import Effect
+from encke.tape.policy import GradientEffect
 
 log = logging.getLogger("encke")
 
@@ -69,7 +69,7 @@ class Guard:
         changed, self._changed = self._changed, False
         return changed
 
-    def look_at_tail(self, effect: Effect) -> None:
+    def look_at_tail(self, effect: GradientEffect) -> None:
         """Keep a tensor exact whose error ruins single rows of a gradient."""
         name = str(effect.site)
         if effect.tail <= _WORST_ROW or name in self._distrusted:
@@ -82,14 +82,14 @@ class Guard:
             effect.tail**0.5,
         )
 
-    def judge(self, effect: Effect) -> None:
+    def judge(self, effect: GradientEffect) -> None:
         """Compare what was predicted with what was measured."""
         assert effect.measured is not None
         before = self.caution(str(effect.site))
         self._judge(effect, effect.measured)
         self._changed |= self.caution(str(effect.site)) != before
 
-    def _judge(self, effect: Effect, found: tuple[float, float]) -> None:
+    def _judge(self, effect: GradientEffect, found: tuple[float, float]) -> None:
         own, stream = found
         name = str(effect.site)
         predicted, measured = effect.predicted, own

@@ -22,9 +22,9 @@ from torch import nn
 
 from encke.control import hidden
 from encke.tape import Tape
+from encke.tape.autograd.nodes import is_exported, is_traced
 from encke.tape.compiled import announce, announce_if_loaded
 from encke.tape.compiled.internals import at_trace_time
-from encke.tape.graph import is_exported, is_traced
 
 if TYPE_CHECKING:
     from encke.control.optimizers import OptimizerSteps

@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 from encke.control.arguments import trains
 from encke.control.budget import Budget
 from encke.control.hooks import ModelHooks
-from encke.tape.protocol import LOSSLESS, Effect, Policy, Sight, Treatment
+from encke.tape.policy import LOSSLESS, GradientEffect, Policy, SavedTensor, StorageDecision
 
 log = logging.getLogger("encke")
 
@@ -66,10 +66,10 @@ class LosslessFor:
     def begin(self, step: int) -> None:
         """Nothing to learn."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         return LOSSLESS
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         """Nothing to learn."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from encke.control.budget import Budget, BudgetError
+from encke.tape.observe.records import Record
 from encke.tape.peak import StepPeak
-from encke.tape.protocol import Policy
-from encke.tape.records import Record
+from encke.tape.policy import Policy
 
 _NEAR = 0.005  # of the limit: a smaller change of the room does not make another plan
 _FORGET = 0.02  # of the distance to what was seen last, each step

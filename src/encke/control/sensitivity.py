@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from encke.control.theory import signal_share
-from encke.tape.protocol import Effect
+from encke.tape.policy import GradientEffect
 
 #: Of the largest gradient of a single call: what the calls' sum is taken to be at least. Below
 #: that the sum is rounding, and no bound would be small enough.
@@ -90,7 +90,7 @@ class Found:
 
 
 def gradient_squares(
-    effects: Iterable[Effect], accumulated: Mapping[str, float]
+    effects: Iterable[GradientEffect], accumulated: Mapping[str, float]
 ) -> dict[str, float]:
     """By parameter: ‖g‖² of the sum over calls where that is known, else the largest call's.
 
@@ -109,7 +109,7 @@ def gradient_squares(
 
 
 def sensitivities(
-    effects: Sequence[Effect], scales: Mapping[str, float], *, shares: Shares
+    effects: Sequence[GradientEffect], scales: Mapping[str, float], *, shares: Shares
 ) -> Found:
     """Add up what the effects of a step say.
 
@@ -154,7 +154,7 @@ def sensitivities(
 
 
 def _shares_by_call(
-    effects: Iterable[Effect], scales: Mapping[str, float]
+    effects: Iterable[GradientEffect], scales: Mapping[str, float]
 ) -> dict[int, Shares]:
     """The shares of each call's products with trained weights.
 

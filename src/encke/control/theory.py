@@ -12,10 +12,10 @@ L̄ and a fitted). No constant is fitted here, and ‖dY‖² is at hand in back
 
 from __future__ import annotations
 
-from encke.tape.protocol import Effect
+from encke.tape.policy import GradientEffect
 
 
-def signal_share(effect: Effect) -> float:
+def signal_share(effect: GradientEffect) -> float:
     """How much of a relative error in dY arrives in dW.
 
     An error that is independent from element to element adds up like random signs do, the

@@ -23,9 +23,9 @@ from encke.bound import FixedRate, Lossless
 from encke.codec import Packed, compress
 from encke.codec.auto import WHOLE, sample
 from encke.errors import BoundError, UnsupportedError
-from encke.tape.derive import Deriver
-from encke.tape.offload import Spooled
-from encke.tape.protocol import Treatment
+from encke.tape.policy import StorageDecision
+from encke.tape.recompute.finder import RecomputeFinder
+from encke.tape.transfer.spill import Spooled
 
 _AGAIN = ("recompute", "")
 _CODECS = ("fixed", "entropy", "predict")
@@ -50,7 +50,7 @@ class Way:
     def key(self) -> tuple[str, str]:
         return self.kind, self.codec
 
-    def applied(self, given: Treatment) -> Treatment:
+    def applied(self, given: StorageDecision) -> StorageDecision:
         """`given` by the policy within, kept this way."""
         moved = self.kind == "offload"
         if given.bound is None:  # the policy has come to want it exact: then at least packed
@@ -60,10 +60,12 @@ class Way:
             return replace(given, recompute=True, why=why)
         return replace(given, codec=self.codec or given.codec, offload=moved, why=why)
 
-    def unchanged(self) -> Treatment:
+    def unchanged(self) -> StorageDecision:
         """Every bit kept, packed or not."""
         bound = None if self.kind == "exact" else Lossless()
-        return Treatment(bound=bound, dither=False, derive=False, why=f"budget: {self.kind}")
+        return StorageDecision(
+            bound=bound, dither=False, derive=False, why=f"budget: {self.kind}"
+        )
 
 
 @dataclass(slots=True)
@@ -218,7 +220,9 @@ def cheapest(
     return plan
 
 
-def measure(t: Tensor, given: Treatment, *, offload: bool) -> tuple[list[Way], str | None]:
+def measure(
+    t: Tensor, given: StorageDecision, *, offload: bool
+) -> tuple[list[Way], str | None]:
     """The ways to keep `t` and, if it can be computed again, the place it comes from."""
     size = t.untyped_storage().nbytes()
     ways = [Way("exact", "", size, 0.0)]
@@ -226,7 +230,7 @@ def measure(t: Tensor, given: Treatment, *, offload: bool) -> tuple[list[Way], s
     if given.derive and given.bound is not None:
         for recompute in (False, True):
             exact = isinstance(given.bound, Lossless)
-            deriver = Deriver(arithmetic=not exact, recompute=recompute)
+            deriver = RecomputeFinder(arithmetic=not exact, recompute=recompute)
             found = deriver.value_of(t.grad_fn, tuple(t.shape))
             slot = None if found is None else next(found.slots(), None)
             if found is None or slot is None:
@@ -250,7 +254,7 @@ def measure(t: Tensor, given: Treatment, *, offload: bool) -> tuple[list[Way], s
     return ways, source
 
 
-def _packings(t: Tensor, given: Treatment) -> Iterable[tuple[float, Packed]]:
+def _packings(t: Tensor, given: StorageDecision) -> Iterable[tuple[float, Packed]]:
     """`t` packed within the bound and without loss, with the seconds there and back."""
     tried: list[tuple[Any, str]] = [(Lossless(), "auto")]
     if given.bound is not None and not isinstance(given.bound, Lossless):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from encke.integrations.script import Attachment, Discovery
-from encke.tape.summary import render
+from encke.tape.observe.summary import render
 
 
 @dataclass(frozen=True, kw_only=True)

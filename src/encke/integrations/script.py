@@ -39,9 +39,9 @@ from encke.control.optimizers import LosslessFor
 from encke.errors import UnsupportedError
 from encke.integrations.survival import in_words, survive_errors
 from encke.tape import Policy, Tape
-from encke.tape.graph import is_compiled, is_traced, under_transform
-from encke.tape.ledger import Ledger
-from encke.tape.records import Records
+from encke.tape.autograd.nodes import is_compiled, is_traced, under_transform
+from encke.tape.observe.records import Records
+from encke.tape.storage.byte_count import ByteCount
 
 #: Makes the policy for a model and the optimizers that train it.
 MakePolicy = Callable[[nn.Module, list[Optimizer]], Policy]
@@ -62,7 +62,7 @@ class Attachment:
         self.records: Records = tape.records
         #: Seconds spent inside Encke, as far as they are known.
         self.seconds = 0.0
-        self._ledger: Ledger = tape.ledger
+        self._ledger: ByteCount = tape.ledger
         self._tape = weakref.ref(tape)
         self._lossless = self._looked = False
         self._no_effect = ""

@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from encke.errors import UnsupportedError
 from encke.memory import pool
-from encke.tape import graph
-from encke.tape.effects import Probe
-from encke.tape.handle import Handle
-from encke.tape.keeping import Keeping
-from encke.tape.kept import Sides, Source
-from encke.tape.lane import Lanes
-from encke.tape.ledger import Held, PlainHeld, SavedStorage
-from encke.tape.left import Release, left, small, tail
-from encke.tape.pace import Pace, now
-from encke.tape.passes import BackwardPasses
-from encke.tape.previous import Function, PreviousPass
-from encke.tape.protocol import Effect, Policy, Site
-from encke.tape.records import Record
-from encke.tape.rules import may_probe
-from encke.tape.summit import Summit
-from encke.tape.telemetry import Target, Telemetry, log_to
-from encke.tape.watch import Watch, Whereabouts, tensors_in
+from encke.tape.autograd import nodes as graph
+from encke.tape.autograd.backward_passes import BackwardPasses
+from encke.tape.autograd.dispatch import OpObserver, RunningModule, tensors_in
+from encke.tape.cost.left import Release, left, small, tail
+from encke.tape.cost.pace import Pace, now
+from encke.tape.cost.previous_pass import Function, PreviousPass
+from encke.tape.cost.summit import StepSummit
+from encke.tape.effects.probe import Probe
+from encke.tape.needs.table import may_probe
+from encke.tape.observe.records import Record
+from encke.tape.observe.telemetry import Target, Telemetry, log_to
+from encke.tape.policy import GradientEffect, Policy, Site
+from encke.tape.storage.byte_count import PlainBytes, SavedStorage, StoredBytes
+from encke.tape.storage.handle import Handle
+from encke.tape.storage.recorder import TensorRecorder
+from encke.tape.storage.sources import SignMask, TensorSource
+from encke.tape.transfer.side_stream import SideStreams
 
 if TYPE_CHECKING:
     from encke.tape.compiled.graphs import CompiledGraph
@@ -41,7 +41,7 @@ _NAMES_FOR = 8  # steps for which the names of parameters and buffers are taken 
 _TOY = 1 << 20  # bytes: where autograd holds fewer, doing without is not worth a warning
 
 
-class Tape(Keeping):
+class Tape(TensorRecorder):
     """Keeps what backward needs, within bounds that `policy` sets.
 
     Enter it around a forward pass; backward may run whenever and as often as it likes. See
@@ -60,8 +60,8 @@ class Tape(Keeping):
         self.model = model
         #: Whether a language model's logits are computed only if somebody looks at them.
         self.head = head
-        self._where = Whereabouts(model)
-        self._watch: Watch | None = None
+        self._where = RunningModule(model)
+        self._watch: OpObserver | None = None
         self._depth = 0
         self._pauses = 0
         #: Bytes stored, and plain, when the last forward pass had ended.
@@ -78,7 +78,7 @@ class Tape(Keeping):
         self.graphs: list[CompiledGraph] = []
         self._ran: set[int] = set()
         self._detached = False
-        self.summit = Summit(pool().take_high_mark)
+        self.summit = StepSummit(pool().take_high_mark)
         self.summit.is_on = self.pace.slowdown is not None
         self._passes = BackwardPasses(self.pace, self.summit)
         self._in_tail = False
@@ -88,7 +88,7 @@ class Tape(Keeping):
         #: the node that backward will come to first.
         self._small: dict[int, int] = {}
         self._newest: Any = None
-        self.listeners: list[Callable[[Effect], None]] = []
+        self.listeners: list[Callable[[GradientEffect], None]] = []
         self.logs: list[Telemetry] = []
 
     # -- what it holds -------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Tape(Keeping):
 
     def summary(self) -> str:
         """A table of what is kept, layer by layer: how, how small, with which error, why."""
-        from encke.tape.summary import table
+        from encke.tape.observe.summary import table
 
         return table(self)
 
@@ -129,13 +129,13 @@ class Tape(Keeping):
         """
         return log_to(self, target, every=every, tensors=tensors)
 
-    def use_side_stream(self, lanes: Lanes | None = None) -> None:
+    def use_side_stream(self, lanes: SideStreams | None = None) -> None:
         """From now on pack on a stream of its own, where the device has streams (CUDA, ROCm).
 
         What is to be offloaded goes to pinned memory on that stream, and comes back a few
         tensors before backward asks for it. docs/gpu.md says what was shown of it.
         """
-        self._lanes = Lanes() if lanes is None else lanes
+        self._lanes = SideStreams() if lanes is None else lanes
 
     def detach(self) -> None:
         """Let the model go: it is as it was before `attach`."""
@@ -204,7 +204,7 @@ class Tape(Keeping):
             if self.aside:
                 return self
         self._where.start()
-        self._watch = Watch(self._seen, self._settle, self.pace, head=self.head)
+        self._watch = OpObserver(self._seen, self._settle, self.pace, head=self.head)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -289,7 +289,9 @@ class Tape(Keeping):
             self.records.keep(tail(self.summit.tail_bytes))
             size += self.summit.tail_bytes
         if size:
-            node.register_hook(Release(Held(self.ledger, size), PlainHeld(self.ledger, size)))
+            node.register_hook(
+                Release(StoredBytes(self.ledger, size), PlainBytes(self.ledger, size))
+            )
 
     def _enter_tail(self) -> None:
         """From here on the forward pass is left to autograd."""
@@ -441,8 +443,8 @@ class Tape(Keeping):
         op = graph.op_name(node)
         self.order += 1
         self.recent.order = self.order
-        probed: list[tuple[str, Source, Site]] = []
-        sides: Sides | None = None
+        probed: list[tuple[str, TensorSource, Site]] = []
+        sides: SignMask | None = None
         waited = bool(self.waiting)
         roles: dict[str, None] = {}
         for role, raw in graph.saved(node, among):
@@ -469,7 +471,7 @@ class Tape(Keeping):
             self._previous.keeps(storage.address)
             handle = Handle(source, site, t, storage, self._passes, order=self.order)
             raw.register_hooks(_Give(handle), unpack)
-            if isinstance(source, Sides) and op == "Relu":
+            if isinstance(source, SignMask) and op == "Relu":
                 sides = source
             if any(slot.observed for slot in source.slots()) and may_probe(op, role):
                 probed.append((role, source, site))
@@ -540,7 +542,7 @@ class Tape(Keeping):
     def _name_of(self, parameter: Tensor) -> str:
         return self._names.get(id(parameter), "")
 
-    def report(self, effect: Effect) -> None:
+    def report(self, effect: GradientEffect) -> None:
         self.policy.observe(effect)
         for listener in self.listeners:
             listener(effect)

@@ -11,8 +11,8 @@ from torch import Tensor
 from encke.study.measure.settled import settled
 from encke.study.training import Training
 from encke.study.zoo import Batch
-from encke.tape import Effect, Tape
-from encke.tape.slot import Slot
+from encke.tape import GradientEffect, Tape
+from encke.tape.storage.stored_tensor import StoredTensor
 
 BINS = 40
 
@@ -24,7 +24,7 @@ class ErrorHistogram:
         self._counts = torch.zeros(BINS, dtype=torch.int64)
         self._worst, self._values = 0.0, 0
 
-    def __call__(self, slot: Slot, exact: Tensor) -> None:
+    def __call__(self, slot: StoredTensor, exact: Tensor) -> None:
         if slot.error <= 0:
             return
         error = slot.deviation(exact).div_(slot.error)
@@ -69,8 +69,8 @@ def compare_gradients(
     return _rows(found.effects), histogram.row()
 
 
-def _rows(effects: list[Effect]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[Effect]] = {}
+def _rows(effects: list[GradientEffect]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], list[GradientEffect]] = {}
     for effect in effects:
         if effect.measured is not None:
             groups.setdefault((str(effect.site), str(effect.consumer)), []).append(effect)

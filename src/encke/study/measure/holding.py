@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from encke.study.recompute import Stretch
-from encke.tape.graph import active_hooks
-from encke.tape.watch import tensors_in
+from encke.tape.autograd.dispatch import tensors_in
+from encke.tape.autograd.nodes import active_hooks
 
 
 class Holding:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from encke.tape import Effect, Policy, Sight, Tape, Treatment
+from encke.tape import GradientEffect, Policy, SavedTensor, StorageDecision, Tape
 
 
 class Settled:
@@ -19,15 +19,15 @@ class Settled:
 
     def __init__(self, policy: Policy, *, check: bool) -> None:
         self._policy, self._check = policy, check
-        self.effects: list[Effect] = []
+        self.effects: list[GradientEffect] = []
 
     def begin(self, step: int) -> None:
         """Nothing changes from step to step."""
 
-    def treat(self, sight: Sight) -> Treatment:
+    def treat(self, sight: SavedTensor) -> StorageDecision:
         return replace(self._policy.treat(sight), observe=self._check, check=self._check)
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: GradientEffect) -> None:
         self.effects.append(effect)
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from encke.errors import UnsupportedError
-from encke.tape.kept import Integers, Sides, Source, Whole
-from encke.tape.ledger import Held, Ledger, PlainHeld
-from encke.tape.protocol import KEEP, Sight, Site
-from encke.tape.records import Record
-from encke.tape.rows import ExactRows
-from encke.tape.slot import Recent, Slot
+from encke.tape.effects.rows import ExactRows
+from encke.tape.observe.records import Record
+from encke.tape.policy import KEEP, SavedTensor, Site
+from encke.tape.storage.byte_count import ByteCount, PlainBytes, StoredBytes
+from encke.tape.storage.sources import Integers, SignMask, StoredSource, TensorSource
+from encke.tape.storage.stored_tensor import DecodedCache, StoredTensor
 
 if TYPE_CHECKING:
     from encke.tape.compiled.survey import Survey
@@ -107,12 +107,12 @@ class CompiledGraph:
         self._kept += 1
         if tape is None:
             if place.sides:
-                return Kept(index, _settled(Sides(place.site, t, (1.0, 0.0), Ledger())))
+                return Kept(index, _settled(SignMask(place.site, t, (1.0, 0.0), ByteCount())))
             return Kept(index, _as_it_is(place.site, t))
         kept = Kept(index, _keep(tape, place, t), tape)
         if index == 0:
-            kept.counted.append(Held(tape.ledger, self.beside))
-            kept.counted.append(PlainHeld(tape.ledger, self.plain))
+            kept.counted.append(StoredBytes(tape.ledger, self.beside))
+            kept.counted.append(PlainBytes(tape.ledger, self.plain))
         if self._kept == len(self.places):
             tape.end_forward()
         return kept
@@ -127,10 +127,10 @@ class Kept:
 
     __slots__ = ("_tape", "counted", "index", "source")
 
-    def __init__(self, index: int, source: Source, tape: Tape | None = None) -> None:
+    def __init__(self, index: int, source: TensorSource, tape: Tape | None = None) -> None:
         self.index, self.source = index, source
         self._tape = None if tape is None else weakref.ref(tape)
-        self.counted: list[Held | PlainHeld] = []
+        self.counted: list[StoredBytes | PlainBytes] = []
 
     @property
     def tape(self) -> Tape | None:
@@ -139,10 +139,10 @@ class Kept:
 
     def value(self) -> Tensor:
         """The tensor, in memory that nothing else refers to; sides as truth values."""
-        if isinstance(self.source, Sides):
+        if isinstance(self.source, SignMask):
             return self.source.mask()
         value = self.source.get()
-        if isinstance(self.source, Whole) and self.source.slot.kind == "exact":
+        if isinstance(self.source, StoredSource) and self.source.slot.kind == "exact":
             return value.clone()
         return value
 
@@ -204,17 +204,17 @@ def behind(handle: Tensor) -> Kept:
     return kept
 
 
-def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
-    source: Source
+def _keep(tape: Tape, place: Place, t: Tensor) -> TensorSource:
+    source: TensorSource
     count = t.numel() * t.element_size()
     if place.sides:
-        source = sides = _settled(Sides(place.site, t, (1.0, 0.0), tape.ledger))
+        source = sides = _settled(SignMask(place.site, t, (1.0, 0.0), tape.ledger))
         how, codec, error, stored = sides.how, sides.how, 0.0, sides.nbytes
         why = "a comparison's outcome: one bit each"
     elif t.is_floating_point():
         tape.order = place.order
         treatment = tape.policy.treat(
-            Sight(site=place.site, tensor=t, step=tape.step, order=place.order)
+            SavedTensor(site=place.site, tensor=t, step=tape.step, order=place.order)
         )
         if treatment.bound is None:
             whole = _as_it_is(place.site, t, why=treatment.why, tape=tape)
@@ -226,7 +226,7 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
             slot.observed = not slot.is_exact and asked
             if treatment.check:
                 slot.check = ExactRows(t, tape.ledger, seed=tape.step)
-            source = Whole(slot)
+            source = StoredSource(slot)
         how, codec, error, stored = slot.kind, slot.codec, slot.error, slot.nbytes
         why = treatment.why or slot.why
     else:
@@ -249,13 +249,17 @@ def _keep(tape: Tape, place: Place, t: Tensor) -> Source:
     return source
 
 
-def _settled(sides: Sides) -> Sides:
+def _settled(sides: SignMask) -> SignMask:
     return sides
 
 
-def _as_it_is(site: Site, t: Tensor, *, why: str = KEEP.why, tape: Tape | None = None) -> Whole:
+def _as_it_is(
+    site: Site, t: Tensor, *, why: str = KEEP.why, tape: Tape | None = None
+) -> StoredSource:
     # A copy: the graph takes the tensor's memory back when the operator returns.
     copy = torch.empty_like(t).copy_(t)
-    held = None if tape is None else Held(tape.ledger, copy.numel() * copy.element_size())
-    recent = Recent() if tape is None else tape.recent
-    return Whole(Slot.exact(site, copy, held, recent=recent, why=why))
+    held = (
+        None if tape is None else StoredBytes(tape.ledger, copy.numel() * copy.element_size())
+    )
+    recent = DecodedCache() if tape is None else tape.recent
+    return StoredSource(StoredTensor.exact(site, copy, held, recent=recent, why=why))

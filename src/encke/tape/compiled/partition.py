@@ -22,8 +22,8 @@ from encke.tape.compiled import internals, order, roles
 from encke.tape.compiled.graphs import CompiledGraph, Place, attached, has_tape
 from encke.tape.compiled.internals import Partition, Split
 from encke.tape.compiled.operators import tape_begin, tape_give, tape_keep, tape_observe
-from encke.tape.pace import SMALL
-from encke.tape.protocol import Site
+from encke.tape.cost.pace import SMALL
+from encke.tape.policy import Site
 from encke.tape.tape import Tape
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from encke.tape.autograd.nodes import current_backward
 from encke.tape.compiled.graphs import CompiledGraph, Kept, behind
 from encke.tape.compiled.replay import Replay, Trial
 from encke.tape.compiled.roles import tensor_of
 from encke.tape.compiled.survey import Survey
-from encke.tape.effects import Noise
-from encke.tape.graph import current_backward
-from encke.tape.kept import Whole
-from encke.tape.protocol import Effect
-from encke.tape.slot import Slot
+from encke.tape.effects.probe import Noise
+from encke.tape.policy import GradientEffect
+from encke.tape.storage.sources import StoredSource
+from encke.tape.storage.stored_tensor import StoredTensor
 from encke.tape.tape import Tape
 
 
@@ -53,7 +53,7 @@ def observe(
         _report(tape, graph, index, slot, squares, found, true[0] if true else {})
 
 
-def _instead(slot: Slot, step: int) -> list[Callable[[Tensor], Tensor]]:
+def _instead(slot: StoredTensor, step: int) -> list[Callable[[Tensor], Tensor]]:
     """With what values a kept tensor is tried."""
     exact = slot.check
     noise = Noise(slot, step)
@@ -62,15 +62,15 @@ def _instead(slot: Slot, step: int) -> list[Callable[[Tensor], Tensor]]:
     return [noise.added_to, lambda given: exact.put_into(given.clone())]
 
 
-def _observed(program: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[int, Slot]:
+def _observed(program: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[int, StoredTensor]:
     """The slots to be observed behind the handles among `inputs`, by place."""
-    found: dict[int, Slot] = {}
+    found: dict[int, StoredTensor] = {}
     placeholders = [n for n in _placeholders(program) if tensor_of(n) is not None]
     for node, given in zip(placeholders, inputs, strict=True):
         if not node.meta.get("encke_handle"):
             continue
         kept: Kept = behind(given)
-        if isinstance(kept.source, Whole) and kept.source.slot.observed:
+        if isinstance(kept.source, StoredSource) and kept.source.slot.observed:
             found[kept.index] = kept.source.slot
     return found
 
@@ -105,7 +105,7 @@ def _report(
     tape: Tape,
     graph: CompiledGraph,
     index: int,
-    slot: Slot,
+    slot: StoredTensor,
     squares: dict[str, float],
     found: dict[str, float],
     true: dict[str, float],
@@ -116,7 +116,7 @@ def _report(
     times = slot.check.times if slot.check is not None else 1.0
     for name, change in found.items():
         tape.report(
-            Effect(
+            GradientEffect(
                 site=place.site,
                 consumer=place.site,
                 order=place.order,

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from encke.tape import products
 from encke.tape.compiled import roles
 from encke.tape.compiled.graphs import behind
 from encke.tape.compiled.internals import op_name
 from encke.tape.compiled.survey import Survey
-from encke.tape.squares import square
+from encke.tape.effects import products
+from encke.tape.effects.squares import square
 
 #: Arguments of `convolution_backward`.
 _INPUT, _MASK = 1, 10

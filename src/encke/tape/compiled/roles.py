@@ -32,7 +32,7 @@ from encke.tape.compiled.internals import (
 STEPPED = frozenset(
     ("sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "heaviside")
 )
-#: Ops whose backward compares, or needs every bit: see `tape.rules`.
+#: Ops whose backward compares, or needs every bit: see `tape.needs.table`.
 EXACT_CONSUMERS = frozenset(
     (
         "_log_softmax_backward_data",

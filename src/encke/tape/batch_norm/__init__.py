@@ -1,0 +1,1 @@
+"""Batch norms, with the ReLU or the residual block behind them."""

@@ -1,0 +1,1 @@
+"""What each op's backward needs of the tensors that it saved."""

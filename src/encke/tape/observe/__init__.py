@@ -1,0 +1,1 @@
+"""What was stored in a step, as records, a table and a log."""

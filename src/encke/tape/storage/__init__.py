@@ -1,0 +1,1 @@
+"""Stored tensors: how they are made, shared, counted and given back."""

@@ -1,0 +1,1 @@
+"""Packing on a side stream, and packed bytes that leave the device."""
