@@ -3,8 +3,8 @@
 `value_of(node, shape)` follows the graph from the op that made a tensor back to something
 that is kept with its values: ReLU's output comes from its exact mask and its input, a norm's
 from its input and its exact statistics (`norms`), a product or an activation from its operands
-(`elementwise`), a reshaped copy from the original. What is found is a `TensorSource`; None means
-that the tensor has to be stored.
+(`elementwise`), a reshaped copy from the original. What is found is a `TensorSource`; None
+means that the tensor has to be stored.
 """
 
 from __future__ import annotations

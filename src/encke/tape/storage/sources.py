@@ -139,7 +139,7 @@ class SignMask(TensorSource):
         """The sides of `t`: of zero, unless a `mask` is given."""
         self.site = site
         self.device = t.device
-        #: Whether something else is kept only where these bits are set: see `batch_norm.masked`.
+        #: Whether something else is kept only where these bits are set: `batch_norm.masked`.
         self.gates = False
         self.order = layout.memory_order(t)
         self._shape = tuple(t.shape[d] for d in self.order)
