@@ -225,7 +225,7 @@ def test_a_loss_with_terms_in_the_weights_is_measured_all_the_same() -> None:
     model = signals()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     tape = encke.attach(model, optimizer, slowdown=math.inf)
-    for step in range(9):
+    for step in range(12):
         x, y = batch((16, 2, 128), step)
         optimizer.zero_grad()
         decay = sum(p.square().sum() for p in model.parameters())

@@ -50,7 +50,7 @@ _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the l
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
 _TRIES_GATES = 8  # observed steps: in the first of these all gates are open
 #: Observed steps, counted from 1, after which nothing is measured: there are many at first.
-_UNMEASURED = (4,)
+_UNMEASURED = (2, 4)
 _GATES_EVERY = 3  # measured steps: in the first of these what gates leave out is measured too
 _ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
 _NEAR = 0.02
@@ -66,7 +66,7 @@ class Adaptive:
                `step`, what `attach` takes where it has an optimizer, it is one per cent of
                the step that the optimizer takes
     reference  what that scale is: see `control.reference`
-    refresh    steps between observations (more often at first: steps 1, 3, 6, 12, 24, …)
+    refresh    steps between observations (more often at first: steps 1, 3, 9, 27, …)
     guard      steps between comparisons with the true gradient; 0 for none
     prefer     "speed" takes fixed-length blocks: they are longer than entropy coding, which
                matters little beside a step's peak, and take less time; "balance"
@@ -199,9 +199,8 @@ class Adaptive:
             self._gradients.watch(self._parameters)
         if self._due:
             self._turn += 1
-            # Steps 1, 3, 6, 12, 24, …
-            apart = 2 if self._step == 1 else self._step
-            self._next = self._step + min(apart, self.refresh)
+            # Steps 1, 3, 9, 27, …
+            self._next = self._step + min(2 * self._step, self.refresh)
             self._gradients.watch(self._parameters)
         elif not self.backward_again.is_on:
             self._gradients.stop()
@@ -258,7 +257,7 @@ class Adaptive:
 
     def _is_its_turn(self, name: str) -> bool:
         """Whether ops are called again for a tensor in this step."""
-        turns = 2 if self._step < _EARLY // 2 else _TURNS
+        turns = 2 if self._turn <= 2 else _TURNS
         return (crc32(name.encode()) + self._turn) % turns == 0
 
     def observe(self, effect: GradientEffect) -> None:

@@ -4,7 +4,7 @@ A gate (`tape.batch_norm.masked`) spares the bits of the values that a ReLU bloc
 variance in the gradients that no bound makes smaller. It is predicted as if it were noise; but
 it has much in common from place to place, so what all gates leave out is measured now and then
 (`tape.effects.backward_again`), and predictions are multiplied by what is found. What is left
-of the budget then has to do for all the others: with bounds that share a variance V over n values
+of the budget has to do for all the others: with bounds that share a variance V over n values
 (`control.allocate`), a variance v less costs n · v / (2 ln 2 · V) bits. A gate that spares
 fewer is closed.
 """
