@@ -71,6 +71,8 @@ class Probe:
         self._uses = uses
         self._order, self._name_of, self._report = order, name_of, report
         self._call, self._pace = call, pace
+        #: The trial of the op on some rows, which all of its tensors share.
+        self._tried: trials.RowTrial | None = None
 
     def __call__(self, returned: Gradients, received: Gradients) -> None:
         began = now()
@@ -94,6 +96,7 @@ class Probe:
                     self._report(effect)
                     if not effect.products:
                         called.add(id(slot))
+        self._tried = None
 
     def _effect(
         self,
@@ -189,9 +192,12 @@ class Probe:
             again = noise.during(lambda: node(*received))
             return difference(returned, _tuple(again), mine, onward)
         assert dy is not None
-        rows = Rows.of(dy, most=trials.TRIED, seed=self._call)
+        if self._tried is None:
+            rows = Rows.of(dy, most=trials.TRIED, seed=self._call)
+            self._tried = trials.RowTrial(node, op, dy, rows)
+        rows = self._tried.rows
         own = flow = tail = 0.0
-        pairs = trials.differences(node, op, slot, noise.added_to, dy, rows)
+        pairs = self._tried.differences(slot, noise.added_to)
         for index, pair in enumerate(pairs):
             whole = returned[index] if index < len(returned) else None
             if pair is None or whole is None:

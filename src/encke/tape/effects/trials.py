@@ -42,49 +42,59 @@ def can_try(op: str, dy: Tensor | None) -> bool:
     return op in _backwards and dy is not None and dy.ndim >= 2 and type(dy) is Tensor
 
 
-def differences(
-    node: Any,
-    op: str,
-    slot: StoredTensor,
-    noise: Callable[[Tensor], Tensor],
-    dy: Tensor,
-    rows: Rows,
-) -> Iterator[tuple[Tensor, Tensor] | None]:
-    """For each gradient that `op` returns: of the rows tried, and by how much it changes.
+class RowTrial:
+    """The backward of one op on some rows: as it is, once, and with an error in each tensor.
 
-    noise  gives values of the slot with an error added
+    dy  the gradient that came in
     """
-    some = rows.cut(dy, dy.ndim)
-    clean: dict[str, Tensor] = {}
 
-    def exact(role: str) -> Tensor:
-        if role not in clean:
-            found = _some_rows(node, role, rows, dy.ndim, {})
-            clean[role] = rows.cut(_look(node, role), dy.ndim) if found is None else found
-        return clean[role]
+    def __init__(self, node: Any, op: str, dy: Tensor, rows: Rows) -> None:
+        self._node, self._backward, self.rows = node, _backwards[op], rows
+        self._dimensions = dy.ndim
+        self._dy = rows.cut(dy, dy.ndim)
+        self._clean: dict[str, Tensor] = {}
+        self._before: Gradients | None = None
 
-    def noisy(role: str) -> Tensor:
-        source = _source(node, role)
+    def differences(
+        self, slot: StoredTensor, noise: Callable[[Tensor], Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor] | None]:
+        """For each gradient that the op returns: of the rows tried, and by how much it changes.
+
+        noise  gives values of the slot with an error added
+        """
+        if self._before is None:
+            self._before = self._backward(self._node, self._dy, self._exact)
+        after = self._backward(self._node, self._dy, partial(self._noisy, slot, noise))
+        for edge, (a, b) in enumerate(zip(self._before, after, strict=True)):
+            if a is None or b is None:
+                yield None
+                continue
+            maker, number = self._node.next_functions[edge]
+            shape = self.rows.size(maker._input_metadata[number].shape, self._dimensions)
+            a, b = a.sum_to_size(shape), b.sum_to_size(shape)
+            yield a, b.sub_(a) if b.data_ptr() != a.data_ptr() else b - a
+
+    def _exact(self, role: str) -> Tensor:
+        if role not in self._clean:
+            found = _some_rows(self._node, role, self.rows, self._dimensions, {})
+            if found is None:
+                found = self.rows.cut(_look(self._node, role), self._dimensions)
+            self._clean[role] = found
+        return self._clean[role]
+
+    def _noisy(
+        self, slot: StoredTensor, noise: Callable[[Tensor], Tensor], role: str
+    ) -> Tensor:
+        source = _source(self._node, role)
         if source is None or all(one is not slot for one in source.slots()):
-            return exact(role)
+            return self._exact(role)
         if isinstance(source, StoredSource) and slot.channels is None and slot.gate is None:
-            return noise(exact(role))
-        found = _some_rows(node, role, rows, dy.ndim, {id(slot): noise})
+            return noise(self._exact(role))
+        found = _some_rows(self._node, role, self.rows, self._dimensions, {id(slot): noise})
         if found is not None:
             return found
         with handing_out(slot, noise):
-            return rows.cut(_look(node, role), dy.ndim)
-
-    backward = _backwards[op]
-    before, after = backward(node, some, exact), backward(node, some, noisy)
-    for edge, (a, b) in enumerate(zip(before, after, strict=True)):
-        if a is None or b is None:
-            yield None
-            continue
-        maker, number = node.next_functions[edge]
-        shape = rows.size(maker._input_metadata[number].shape, dy.ndim)
-        a, b = a.sum_to_size(shape), b.sum_to_size(shape)
-        yield a, b.sub_(a) if b.data_ptr() != a.data_ptr() else b - a
+            return self.rows.cut(_look(self._node, role), self._dimensions)
 
 
 def _source(node: Any, role: str) -> TensorSource | None:
