@@ -20,7 +20,7 @@ _MEMORY = 0.5  # of the running mean, over which single batches are forgotten
 _APART = 8  # steps between measurements that are asked for
 #: Steps for each measurement, and how many may come before: so few that they take no time.
 _STEPS_EACH = 34
-_AHEAD = 6
+_AHEAD = 3
 
 
 class GradientDrift:
