@@ -9,10 +9,10 @@
 namespace encke::ENCKE_ISA::predict {
 
 enum PredictMode { kVerbatim = 0, kLorenzo = 1, kRegression = 2, kInterpolation = 3 };
-enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2 };
+enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2, kHoles = 4 };
 
 constexpr int kAxes = 4;
-constexpr int kSamples = 512, kLorenzoSamples = 256;
+constexpr int kSamples = 512, kLorenzoSamples = 256, kPoints = 4096;
 
 // The tensor's extents, leading dimensions merged or filled with 1 to make four.
 struct Extents {
@@ -56,6 +56,8 @@ struct Plan {
     int side = 8;        // regression: of a block
     int difference = 0;  // interpolation: whether the coarsest grid is coded as differences
     int decay = 0;       // interpolation: steps after which the lattice gets finer, or 0
+    int fill = 0;        // interpolation with holes: axes that fill them, a bit for each
+    int steep = 0;       // interpolation with holes: whether they are filled with more slope
     int steps = 0;       // interpolation, finest first
     uint8_t step[kMostSteps];
 
@@ -73,7 +75,8 @@ struct Plan {
                 to[2] = static_cast<uint8_t>(side);
                 return 3;
             case kInterpolation:
-                to[0] = static_cast<uint8_t>(difference), to[1] = static_cast<uint8_t>(decay);
+                to[0] = static_cast<uint8_t>(difference | steep << 1 | fill << 4);
+                to[1] = static_cast<uint8_t>(decay);
                 std::memcpy(to + 2, step, static_cast<size_t>(steps));
                 return 2 + steps;
             default:
@@ -82,7 +85,7 @@ struct Plan {
     }
 
     // False if no plan for these extents has these bytes.
-    bool read(int of_mode, const uint8_t* from, int size, const Extents& extents) {
+    bool read(int of_mode, const uint8_t* from, int size, const Extents& extents, bool holes) {
         mode = of_mode;
         // Without values there is nothing to predict, and extents of 0 divide nothing.
         if (mode != kVerbatim && extents.size() == 0) return false;
@@ -94,11 +97,14 @@ struct Plan {
                 if (size != (mode == kLorenzo ? 2 : 3)) return false;
                 order = from[0], axes = from[1];
                 if (order < 1 || order > 2 || axes < 1 || axes > 3) return false;
+                if (holes && (mode == kRegression || order == 2)) return false;
                 if (mode == kRegression) side = from[2];
                 return mode == kLorenzo || (side >= 2 && side <= 64);
             case kInterpolation: {
-                if (size < 2 || size - 2 > kMostSteps || from[0] > 1) return false;
-                difference = from[0], decay = from[1], steps = size - 2;
+                if (size < 2 || size - 2 > kMostSteps) return false;
+                if (holes ? from[0] & 0x0D : from[0] > 1) return false;
+                difference = from[0] & 1, steep = from[0] >> 1 & 1, fill = from[0] >> 4;
+                decay = from[1], steps = size - 2;
                 std::memcpy(step, from + 2, static_cast<size_t>(steps));
                 Extents left = extents;
                 for (int i = 0; i < steps; ++i) {
@@ -140,9 +146,9 @@ inline int64_t origin(const Plan& plan, int halvings, const Extents& tensor,
 // Positions to look at: 16 random bits for each axis, the same on every backend.
 inline const uint64_t* sample_points() {
     struct Points {
-        uint64_t bits[kSamples];
+        uint64_t bits[kPoints];
         Points() {
-            for (uint64_t k = 0; k < kSamples; ++k) {
+            for (uint64_t k = 0; k < kPoints; ++k) {
                 uint64_t z = (k + 1) * 0x9E3779B97F4A7C15u;
                 z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
                 z = (z ^ z >> 27) * 0x94D049BB133111EBu;
@@ -207,6 +213,11 @@ struct SampledAxis {
         }
     }
 
+    // A sum over the values that were read, as it would be over `many`.
+    int64_t per(int many, int64_t sum) const {
+        return count == many ? sum : sum * many / count;
+    }
+
     int64_t cost(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
         int32_t total = 0;
@@ -243,14 +254,14 @@ inline double code_bits(double mean) {
 struct Candidate {
     Plan plan;
     double bits = 0;
+    int near = 0;  // axes along which values are alike, a bit for each
 };
 
 // The halvings, one at a time, that leave the smallest residuals. Stops where no
-// neighbour says more about a value than zero does.
-template <class T>
-Candidate plan_interpolation(const typename T::Value* data, const Extents& extents,
-                             typename T::Real step) {
-    using Real = typename T::Real;
+// neighbour says more about a value than zero does. look(sample, grid, stride, axis, many)
+// reads a sample, which may have fewer values than it was asked for.
+template <class Real, class Look>
+Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
     static constexpr int kWeights[] = {8, 9, 4, 6, 10};
     const Real scale = static_cast<Real>(1) / step * 8;
     Candidate candidate;
@@ -260,6 +271,7 @@ Candidate plan_interpolation(const typename T::Value* data, const Extents& exten
     for (int d = 0; d < kAxes; ++d) stride[d] = extents.behind(d);
     SampledAxis<Real> sample;
     double left = 1;
+    int64_t costs[kAxes] = {-1, -1, -1, -1};
     while (plan.steps < Plan::kMostSteps) {
         int64_t size = grid.size();
         int many = size / 64 < 64    ? 64
@@ -269,9 +281,11 @@ Candidate plan_interpolation(const typename T::Value* data, const Extents& exten
         int axis = 0, weight = 8;
         for (int d = 0; d < kAxes; ++d) {
             if (grid.n[d] < 2) continue;
-            sample.template read<T>(data, grid, stride, d, many);
+            look(sample, grid, stride, d, many);
+            if (sample.count == 0) continue;
+            if (plan.steps == 0) costs[d] = sample.per(many, sample.cost(8, scale));
             for (int w : kWeights) {
-                int64_t raw = sample.cost(w, scale);
+                int64_t raw = sample.per(many, sample.cost(w, scale));
                 // Neighbours in a row are slower to part than rows are.
                 int64_t cost = d == kAxes - 1 ? raw + raw / 32 : raw;
                 if (best >= 0 && cost >= best) continue;
@@ -279,14 +293,19 @@ Candidate plan_interpolation(const typename T::Value* data, const Extents& exten
                 plain = -1;
             }
             if (plain >= 0) continue;
-            plain = sample.plain_cost(scale);
-            codes = sample.codes(weight, scale);
+            plain = sample.per(many, sample.plain_cost(scale));
+            codes = sample.per(many, sample.codes(weight, scale));
         }
         if (best < 0 || (size > 64 && exact >= plain - plain / 16)) {
             candidate.bits += left * code_bits(static_cast<double>(plain) / (8.0 * many));
             break;
         }
-        if (plan.steps == 0 && exact * 4 < many) plan.decay = extents.wide();
+        if (plan.steps == 0) {
+            if (exact * 4 < many) plan.decay = extents.wide();
+            // Only along axes that foretell well are holes filled.
+            for (int d = 0; d < kAxes; ++d)
+                candidate.near |= (costs[d] >= 0 && costs[d] <= 2 * costs[axis]) << d;
+        }
         plan.step[plan.steps++] = static_cast<uint8_t>(axis | weight << 2);
         int64_t even = (grid.n[axis] + 1) / 2;
         double share = left * static_cast<double>(even) / static_cast<double>(grid.n[axis]);
@@ -355,7 +374,11 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
 // The plan for a tensor. Regression can be asked for, but is never the best of the three.
 template <class T>
 Plan choose_plan(const typename T::Value* data, const Extents& extents, typename T::Real step) {
-    Candidate halved = plan_interpolation<T>(data, extents, step);
+    using Real = typename T::Real;
+    Candidate halved = plan_interpolation(
+        extents, step,
+        [&](SampledAxis<Real>& sample, const Extents& grid, const int64_t* stride, int axis,
+            int many) { sample.template read<T>(data, grid, stride, axis, many); });
     // Where most codes are not zero, halvings differ little, and each run costs time.
     if (halved.bits > 0.25) halved.plan.share = 3;
     // Lorenzo's codes carry the rounding of every neighbour: below a bit it cannot win.

@@ -31,6 +31,7 @@ struct RealBits<double> {
 template <class Real>
 struct Lattice {
     Real step, inverse, error, most;
+    bool holes = false;  // whether NaN stands for no value at all
 };
 
 // The room that a magnitude has below a limit, in units in the last place, negative if there
@@ -106,8 +107,15 @@ bool encode_row(const From from, const Real* __restrict x, const Real* __restric
 template <class Real>
 inline void list_failures(const Real* x, const Real* y, const Lattice<Real>& l, int64_t first,
                           int64_t n, std::vector<int64_t>& to) {
+    if (l.holes) {
+        typename RealBits<Real>::Signed room = 0;
+        for (int64_t i = 0; i < n; ++i)
+            room |= x[i] == x[i] ? room_below(l.error, y[i] - x[i]) : 0;
+        if (room >= 0) return;
+    }
     for (int64_t i = 0; i < n; ++i)
-        if (room_below(l.error, y[i] - x[i]) < 0) to.push_back(first + i);
+        if (room_below(l.error, y[i] - x[i]) < 0 && !(l.holes && x[i] != x[i]))
+            to.push_back(first + i);
 }
 
 template <bool kDithered, class From, class Real>

@@ -1,0 +1,251 @@
+// Fields with holes (docs/format.md, section 8): positions without a value have no code, and
+// their neighbours are predicted from what holes beside values are filled with.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/predict_interpolate.hpp"
+#include "kernels/predict_plan.hpp"
+
+namespace encke::ENCKE_ISA::predict {
+
+inline int64_t count_valid(const uint8_t* valid, int64_t n) {
+    int64_t sum = 0;
+    for (int64_t at = 0; at < n; at += 1 << 16) {
+        int32_t here = 0;
+        const uint8_t* stop = valid + std::min<int64_t>(at + (1 << 16), n);
+        for (const uint8_t* v = valid + at; v < stop; ++v) here += *v;
+        sum += here;
+    }
+    return sum;
+}
+
+#ifdef __AVX2__
+// For eight bits: which of eight values are chosen, one behind the other, and the inverse.
+struct Shuffles {
+    uint64_t close[256], open[256];
+    Shuffles() {
+        for (int bits = 0; bits < 256; ++bits) {
+            uint8_t to[8] = {}, from[8] = {};
+            int n = 0;
+            for (int i = 0; i < 8; ++i) {
+                from[i] = static_cast<uint8_t>(n & 7);
+                if (bits >> i & 1) to[n++] = static_cast<uint8_t>(i);
+            }
+            std::memcpy(&close[bits], to, 8);
+            std::memcpy(&open[bits], from, 8);
+        }
+    }
+    static const Shuffles& table() {
+        static const Shuffles shuffles;
+        return shuffles;
+    }
+};
+
+inline __m256i lanes_of(uint64_t eight) {
+    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight)));
+}
+#endif
+
+// The codes of valid positions, closed up in place; how many they are.
+inline int64_t close_up(int32_t* codes, const uint8_t* valid, int64_t n) {
+    int64_t to = 0, i = 0;
+#ifdef __AVX2__
+    const Shuffles& shuffles = Shuffles::table();
+    for (; i + 8 <= n; i += 8) {
+        uint64_t bits = _pext_u64(read<uint64_t>(valid + i), 0x0101010101010101u);
+        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+        v = _mm256_permutevar8x32_epi32(v, lanes_of(shuffles.close[bits]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + to), v);
+        to += __builtin_popcountll(bits);
+    }
+#endif
+    for (; i < n; ++i) {
+        codes[to] = codes[i];
+        to += valid[i];
+    }
+    return to;
+}
+
+// The inverse, from memory of its own that has room for eight more; holes take 0.
+inline void open_up(const int32_t* from, const uint8_t* valid, int64_t n, int32_t* codes) {
+    int64_t i = 0;
+#ifdef __AVX2__
+    const Shuffles& shuffles = Shuffles::table();
+    for (; i + 8 <= n; i += 8) {
+        uint64_t eight = read<uint64_t>(valid + i);
+        uint64_t bits = _pext_u64(eight, 0x0101010101010101u);
+        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        v = _mm256_permutevar8x32_epi32(v, lanes_of(shuffles.open[bits]));
+        __m256i keep = _mm256_sub_epi32(_mm256_setzero_si256(), lanes_of(eight));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i), _mm256_and_si256(v, keep));
+        from += __builtin_popcountll(bits);
+    }
+#endif
+    for (; i < n; ++i) {
+        codes[i] = valid[i] ? *from : 0;
+        from += valid[i];
+    }
+}
+
+// Which positions of each grid, and of the codes in their order, have a value.
+class ValidGrids {
+  public:
+    // `valid` has 0 or 1 for each value of the tensor.
+    ValidGrids(const Plan& plan, const std::vector<Extents>& grids, const uint8_t* valid)
+        : grids_(grids), order_(static_cast<size_t>(grids[0].size())) {
+        valid_.push_back(valid);
+        size_t room = 0;
+        for (size_t i = 1; i < grids.size(); ++i)
+            room += static_cast<size_t>(grids[i].size()) + 32;
+        bytes_.resize(room);
+        uint8_t* at = bytes_.data();
+        for (int i = 0; i < plan.steps; ++i) {
+            Halving h = halving(plan, i);
+            take_even(h, valid_.back(), at);
+            valid_.push_back(at);
+            at += grids[static_cast<size_t>(i) + 1].size() + 32;
+        }
+        uint8_t* to = order_.data();
+        to = std::copy_n(valid_.back(), grids.back().size(), to);
+        for (int i = plan.steps - 1; i >= 0; --i) to = take_odd(halving(plan, i), i, to);
+        for (size_t i = 0; i < grids.size(); ++i)
+            many_.push_back(count_valid(valid_[i], grids[i].size()));
+    }
+
+    // How many codes each part of the traversal has, in order.
+    std::vector<int64_t> pieces() const {
+        std::vector<int64_t> pieces{many_.back()};
+        for (size_t i = many_.size() - 1; i > 0; --i) pieces.push_back(many_[i - 1] - many_[i]);
+        return pieces;
+    }
+    const uint8_t* order() const { return order_.data(); }
+    const uint8_t* grid(int i) const { return valid_[static_cast<size_t>(i)]; }
+    bool has_holes(int i) const {
+        size_t at = static_cast<size_t>(i);
+        return many_[at] < grids_[at].size();
+    }
+
+  private:
+    Halving halving(const Plan& plan, int i) const {
+        const Extents& grid = grids_[static_cast<size_t>(i)];
+        int axis = plan.axis(i);
+        return {grid.before(axis), grid.n[axis], grid.behind(axis)};
+    }
+    uint8_t* take_odd(const Halving& h, int i, uint8_t* to) const {
+        const uint8_t* from = grid(i);
+        for (int64_t o = 0; o < h.outer; ++o, from += h.n * h.inner) {
+            if (h.inner == 1)
+                for (int64_t j = 0; j < h.odd(); ++j) to[j] = from[2 * j + 1];
+            else
+                for (int64_t j = 0; j < h.odd(); ++j)
+                    std::copy_n(from + (2 * j + 1) * h.inner, h.inner, to + j * h.inner);
+            to += h.odd() * h.inner;
+        }
+        return to;
+    }
+
+    std::vector<Extents> grids_;
+    std::vector<const uint8_t*> valid_;
+    std::vector<uint8_t> bytes_, order_;
+    std::vector<int64_t> many_;
+};
+
+// Holes of the coarsest grid, which nothing predicts, take the value before them, or after
+// them where there is none before.
+template <class Real>
+void carry_over(const uint8_t* valid, int64_t n, Real* y) {
+    int64_t first = 0;
+    while (first < n && !valid[first]) ++first;
+    if (first == n) {
+        std::fill_n(y, n, Real{0});
+        return;
+    }
+    std::fill_n(y, first, y[first]);
+    for (int64_t i = first + 1; i < n; ++i)
+        if (!valid[i]) y[i] = y[i - 1];
+}
+
+// Fills the holes of a grid that lie beside values, in two layers, the second from the first:
+// with the mean over the plan's axes and both directions of y1 + (y1 - y2) * slope, or of y1
+// where there is no y2.
+template <class Real>
+class HoleFiller {
+  public:
+    HoleFiller(const Plan& plan, const Extents& grid, Real* y)
+        : grid_(grid), axes_(plan.fill), y_(y), slope_(plan.steep ? Real{0.75} : Real{0.5}) {}
+
+    void run(const uint8_t* valid) {
+        const int64_t n = grid_.size();
+        known_.assign(valid, valid + n);
+        layer();
+        for (uint8_t& k : known_) k = static_cast<uint8_t>((k | k >> 1) & 1);
+        layer();
+    }
+
+  private:
+    // Marks what it fills with 2, which counts as a hole until the layer is done.
+    void layer() {
+        const int64_t width = grid_.n[3], rows = grid_.size() / width;
+        std::vector<uint8_t> beside(static_cast<size_t>(width) + 8);
+        int64_t index[kAxes] = {};
+        for (int64_t r = 0; r < rows; ++r) {
+            const uint8_t* known = known_.data() + r * width;
+            int64_t left = r;
+            for (int d = kAxes - 2; d >= 0; --d)
+                index[d] = left % grid_.n[d], left /= grid_.n[d];
+            if (!std::memchr(known, 0, static_cast<size_t>(width))) continue;
+            std::fill_n(beside.begin(), width, uint8_t{0});
+            for (int d = 0; d < kAxes - 1; ++d) {
+                if (!(axes_ >> d & 1)) continue;
+                const int64_t by = grid_.behind(d);
+                if (index[d] > 0) mix(beside.data(), known - by, width);
+                if (index[d] + 1 < grid_.n[d]) mix(beside.data(), known + by, width);
+            }
+            if (axes_ >> 3 & 1) {
+                mix(beside.data() + 1, known, width - 1);
+                mix(beside.data(), known + 1, width - 1);
+            }
+            for (int64_t i = 0; i < width; ++i)
+                beside[static_cast<size_t>(i)] &= static_cast<uint8_t>(~known[i] & 1);
+            for (int64_t at = 0; at < width; at += 8) {
+                uint64_t eight = read<uint64_t>(beside.data() + at);
+                if (at + 8 > width) eight &= ~uint64_t{0} >> 8 * (at + 8 - width);
+                for (; eight; eight &= eight - 1) {
+                    index[3] = at + __builtin_ctzll(eight) / 8;
+                    fill(index, r * width + index[3]);
+                }
+            }
+        }
+    }
+    static void mix(uint8_t* to, const uint8_t* from, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) to[i] |= from[i] & 1;
+    }
+    void fill(const int64_t* index, int64_t at) {
+        Real sum = 0;
+        int many = 0;
+        for (int d = 0; d < kAxes; ++d) {
+            if (!(axes_ >> d & 1)) continue;
+            const int64_t by = grid_.behind(d), i = index[d], n = grid_.n[d];
+            if (i + 1 < n && known_[at + by] == 1)
+                sum = sum + beyond(at + by, i + 2 < n ? at + 2 * by : -1), ++many;
+            if (i > 0 && known_[at - by] == 1)
+                sum = sum + beyond(at - by, i > 1 ? at - 2 * by : -1), ++many;
+        }
+        y_[at] = sum / static_cast<Real>(many);
+        known_[at] = 2;
+    }
+    Real beyond(int64_t near, int64_t far) const {
+        if (far < 0 || known_[far] != 1) return y_[near];
+        return y_[near] + (y_[near] - y_[far]) * slope_;
+    }
+
+    Extents grid_;
+    int axes_;
+    Real* y_;
+    Real slope_;
+    std::vector<uint8_t> known_;
+};
+
+}  // namespace encke::ENCKE_ISA::predict
