@@ -1,5 +1,6 @@
 // `predict`: docs/format.md, section 8.
 #include <cmath>
+#include <memory>
 #include <new>
 #include <optional>
 
@@ -261,12 +262,17 @@ class Encoder {
 
 // The values, NaN where there are none.
 template <class T>
-std::vector<typename T::Value> with_nan(const typename T::Value* x, const uint8_t* valid,
-                                        int64_t count) {
+std::unique_ptr<typename T::Value[]> with_nan(const typename T::Value* x, const uint8_t* valid,
+                                              int64_t count) {
+    using Value = typename T::Value;
     using Pattern = typename T::Pattern;
-    const auto nan = bit_cast<typename T::Value>(static_cast<Pattern>(~T::kSign));
-    std::vector<typename T::Value> values(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = valid[i] ? x[i] : nan;
+    std::unique_ptr<Value[]> values(new Value[static_cast<size_t>(count)]);
+    // All bits of a hole are set, which is a NaN.
+    for (int64_t i = 0; i < count; ++i) {
+        const Pattern hole = static_cast<Pattern>(valid[i] - Pattern{1});
+        values[static_cast<size_t>(i)] =
+            bit_cast<Value>(static_cast<Pattern>(bit_cast<Pattern>(x[i]) | hole));
+    }
     return values;
 }
 
@@ -274,10 +280,10 @@ template <class T>
 int encode_values(const void* x, const uint8_t* valid, const Extents& extents,
                   const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to) {
     auto* values = static_cast<const typename T::Value*>(x);
-    std::vector<typename T::Value> marked;
+    std::unique_ptr<typename T::Value[]> marked;
     if (valid) {
         marked = with_nan<T>(values, valid, extents.size());
-        values = marked.data();
+        values = marked.get();
     }
     if (plan_size < 1 || plan[0] < 0 || plan[0] > kKeepNonzero) return ENCKE_BAD_ARGUMENT;
     if (q.kind != ENCKE_PLAIN && q.kind != ENCKE_DITHER) return ENCKE_BAD_ARGUMENT;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "kernels/predict_interpolate.hpp"
@@ -94,23 +95,26 @@ class ValidGrids {
   public:
     // `valid` has 0 or 1 for each value of the tensor.
     ValidGrids(const Plan& plan, const std::vector<Extents>& grids, const uint8_t* valid)
-        : grids_(grids), order_(static_cast<size_t>(grids[0].size())) {
+        : grids_(grids) {
         valid_.push_back(valid);
+        many_.push_back(count_valid(valid, grids[0].size()));
+        if (plan.steps == 0) return;
+        order_.reset(new uint8_t[static_cast<size_t>(grids[0].size())]);
         size_t room = 0;
         for (size_t i = 1; i < grids.size(); ++i)
             room += static_cast<size_t>(grids[i].size()) + 32;
-        bytes_.resize(room);
-        uint8_t* at = bytes_.data();
+        bytes_.reset(new uint8_t[room]);
+        uint8_t* at = bytes_.get();
         for (int i = 0; i < plan.steps; ++i) {
             Halving h = halving(plan, i);
             take_even(h, valid_.back(), at);
             valid_.push_back(at);
             at += grids[static_cast<size_t>(i) + 1].size() + 32;
         }
-        uint8_t* to = order_.data();
+        uint8_t* to = order_.get();
         to = std::copy_n(valid_.back(), grids.back().size(), to);
         for (int i = plan.steps - 1; i >= 0; --i) to = take_odd(halving(plan, i), i, to);
-        for (size_t i = 0; i < grids.size(); ++i)
+        for (size_t i = 1; i < grids.size(); ++i)
             many_.push_back(count_valid(valid_[i], grids[i].size()));
     }
 
@@ -120,7 +124,7 @@ class ValidGrids {
         for (size_t i = many_.size() - 1; i > 0; --i) pieces.push_back(many_[i - 1] - many_[i]);
         return pieces;
     }
-    const uint8_t* order() const { return order_.data(); }
+    const uint8_t* order() const { return order_ ? order_.get() : valid_[0]; }
     const uint8_t* grid(int i) const { return valid_[static_cast<size_t>(i)]; }
     bool has_holes(int i) const {
         size_t at = static_cast<size_t>(i);
@@ -148,7 +152,7 @@ class ValidGrids {
 
     std::vector<Extents> grids_;
     std::vector<const uint8_t*> valid_;
-    std::vector<uint8_t> bytes_, order_;
+    std::unique_ptr<uint8_t[]> bytes_, order_;
     std::vector<int64_t> many_;
 };
 
@@ -166,86 +170,5 @@ void carry_over(const uint8_t* valid, int64_t n, Real* y) {
     for (int64_t i = first + 1; i < n; ++i)
         if (!valid[i]) y[i] = y[i - 1];
 }
-
-// Fills the holes of a grid that lie beside values, in two layers, the second from the first:
-// with the mean over the plan's axes and both directions of y1 + (y1 - y2) * slope, or of y1
-// where there is no y2.
-template <class Real>
-class HoleFiller {
-  public:
-    HoleFiller(const Plan& plan, const Extents& grid, Real* y)
-        : grid_(grid), axes_(plan.fill), y_(y), slope_(plan.steep ? Real{0.75} : Real{0.5}) {}
-
-    void run(const uint8_t* valid) {
-        const int64_t n = grid_.size();
-        known_.assign(valid, valid + n);
-        layer();
-        for (uint8_t& k : known_) k = static_cast<uint8_t>((k | k >> 1) & 1);
-        layer();
-    }
-
-  private:
-    // Marks what it fills with 2, which counts as a hole until the layer is done.
-    void layer() {
-        const int64_t width = grid_.n[3], rows = grid_.size() / width;
-        std::vector<uint8_t> beside(static_cast<size_t>(width) + 8);
-        int64_t index[kAxes] = {};
-        for (int64_t r = 0; r < rows; ++r) {
-            const uint8_t* known = known_.data() + r * width;
-            int64_t left = r;
-            for (int d = kAxes - 2; d >= 0; --d)
-                index[d] = left % grid_.n[d], left /= grid_.n[d];
-            if (!std::memchr(known, 0, static_cast<size_t>(width))) continue;
-            std::fill_n(beside.begin(), width, uint8_t{0});
-            for (int d = 0; d < kAxes - 1; ++d) {
-                if (!(axes_ >> d & 1)) continue;
-                const int64_t by = grid_.behind(d);
-                if (index[d] > 0) mix(beside.data(), known - by, width);
-                if (index[d] + 1 < grid_.n[d]) mix(beside.data(), known + by, width);
-            }
-            if (axes_ >> 3 & 1) {
-                mix(beside.data() + 1, known, width - 1);
-                mix(beside.data(), known + 1, width - 1);
-            }
-            for (int64_t i = 0; i < width; ++i)
-                beside[static_cast<size_t>(i)] &= static_cast<uint8_t>(~known[i] & 1);
-            for (int64_t at = 0; at < width; at += 8) {
-                uint64_t eight = read<uint64_t>(beside.data() + at);
-                if (at + 8 > width) eight &= ~uint64_t{0} >> 8 * (at + 8 - width);
-                for (; eight; eight &= eight - 1) {
-                    index[3] = at + __builtin_ctzll(eight) / 8;
-                    fill(index, r * width + index[3]);
-                }
-            }
-        }
-    }
-    static void mix(uint8_t* to, const uint8_t* from, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) to[i] |= from[i] & 1;
-    }
-    void fill(const int64_t* index, int64_t at) {
-        Real sum = 0;
-        int many = 0;
-        for (int d = 0; d < kAxes; ++d) {
-            if (!(axes_ >> d & 1)) continue;
-            const int64_t by = grid_.behind(d), i = index[d], n = grid_.n[d];
-            if (i + 1 < n && known_[at + by] == 1)
-                sum = sum + beyond(at + by, i + 2 < n ? at + 2 * by : -1), ++many;
-            if (i > 0 && known_[at - by] == 1)
-                sum = sum + beyond(at - by, i > 1 ? at - 2 * by : -1), ++many;
-        }
-        y_[at] = sum / static_cast<Real>(many);
-        known_[at] = 2;
-    }
-    Real beyond(int64_t near, int64_t far) const {
-        if (far < 0 || known_[far] != 1) return y_[near];
-        return y_[near] + (y_[near] - y_[far]) * slope_;
-    }
-
-    Extents grid_;
-    int axes_;
-    Real* y_;
-    Real slope_;
-    std::vector<uint8_t> known_;
-};
 
 }  // namespace encke::ENCKE_ISA::predict

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "kernels/predict_fill.hpp"
 #include "kernels/predict_holes.hpp"
 #include "kernels/predict_interpolate.hpp"
 #include "kernels/predict_lorenzo.hpp"

@@ -2,6 +2,8 @@
 // Holes are NaN here.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/predict_plan.hpp"
 
 namespace encke::ENCKE_ISA::predict {
@@ -21,7 +23,7 @@ void read_beside_holes(SampledAxis<typename T::Real>& sample, const typename T::
     const int64_t n = grid.n[axis], even = (n + 1) / 2, odd = n / 2, by = stride[axis];
     const Real half = static_cast<Real>(0.5);
     int count = 0;
-    for (int k = 0; k < kPoints && count < many; ++k) {
+    for (int k = 0; k < std::min(kPoints, 4 * many) && count < many; ++k) {
         int64_t at = 0, j = 0;
         for (int d = 0; d < kAxes; ++d) {
             int64_t i = sample_index(points[k], d, d == axis ? odd : grid.n[d]);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels/dither.hpp"
@@ -108,9 +109,13 @@ template <class Real>
 inline void list_failures(const Real* x, const Real* y, const Lattice<Real>& l, int64_t first,
                           int64_t n, std::vector<int64_t>& to) {
     if (l.holes) {
-        typename RealBits<Real>::Signed room = 0;
-        for (int64_t i = 0; i < n; ++i)
-            room |= x[i] == x[i] ? room_below(l.error, y[i] - x[i]) : 0;
+        using Signed = typename RealBits<Real>::Signed;
+        const Real infinite = std::numeric_limits<Real>::infinity();
+        Signed room = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            Signed hole = room_below(infinite, x[i]) >> (8 * sizeof(Signed) - 1);
+            room |= room_below(l.error, y[i] - x[i]) & ~hole;
+        }
         if (room >= 0) return;
     }
     for (int64_t i = 0; i < n; ++i)

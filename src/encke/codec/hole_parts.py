@@ -1,4 +1,4 @@
-"""The payload of a field with holes, taken apart and put together: docs/format.md, section 14."""
+"""A payload of a field with holes, put together and taken apart: docs/format.md, section 14."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def sampled_beside_holes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Up to `many` values between ones of which at least one is there, and the sums of the
     two pairs around each, those that are not there replaced about as holes are filled."""
-    at, j, even = predict_plan.places(grid, stride, axis, predict_plan.POINTS, x.device)
+    points = min(predict_plan.POINTS, 4 * many)
+    at, j, even = predict_plan.places(grid, stride, axis, points, x.device)
     by = stride[axis]
     after = (j + 1 < even).to(torch.int64)
     value, b = x[at], x[at - by]
