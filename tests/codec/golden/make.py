@@ -166,7 +166,10 @@ def holed() -> Iterator[tuple[str, encke.Packed]]:
     patterns = torch.arange(40, dtype=torch.int32) + 0x7FC00000
     many = torch.cat([patterns.view(torch.float32), smooth(4, 10, torch.float32).view(-1)])
     yield "holes-many-patterns", encke.compress(many, encke.Absolute(1.0), fill=0.0)
-    yield "holes-alone", encke.compress(torch.full((5, 3), 1e36), encke.Absolute(1.0), fill=1e36)
+    yield (
+        "holes-alone",
+        encke.compress(torch.full((5, 3), 1e36), encke.Absolute(1.0), fill=1e36),
+    )
 
 
 def shapes() -> Iterator[tuple[str, encke.Packed]]:
