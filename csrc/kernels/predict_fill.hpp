@@ -98,7 +98,8 @@ class HoleFiller {
         for (int64_t i = 0; i < n; ++i) to[i] |= from[i] & 1;
     }
     void fill(const int64_t* index, int64_t at) {
-        Filling f{at};
+        Filling f;
+        f.at = at;
         for (int d = 0; d < kAxes; ++d) {
             if (!(axes_ >> d & 1)) continue;
             const int64_t by = grid_.behind(d), i = index[d], n = grid_.n[d];

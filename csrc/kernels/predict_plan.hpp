@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/predict_estimate.hpp"
 #include "kernels/predict_rows.hpp"
 
 namespace encke::ENCKE_ISA::predict {
@@ -12,7 +13,9 @@ enum PredictMode { kVerbatim = 0, kLorenzo = 1, kRegression = 2, kInterpolation 
 enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2, kHoles = 4 };
 
 constexpr int kAxes = 4;
-constexpr int kSamples = 512, kLorenzoSamples = 256, kPoints = 4096;
+constexpr int kSamples = 512, kLorenzoSamples = 512, kPoints = 4096;
+// Lorenzo must promise fewer bits than this share of the interpolation's: samples vary.
+constexpr double kClearly = 0.985;
 
 // The tensor's extents, leading dimensions merged or filled with 1 to make four.
 struct Extents {
@@ -225,16 +228,13 @@ struct SampledAxis {
             total += residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
         return total;
     }
-    // The sum of the magnitudes of codes.
-    int64_t codes(int weight, Real scale) const {
+    // The codes' bits.
+    double bits(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
-        int32_t total = 0;
-        for (int k = 0; k < count; ++k) {
-            int32_t cost = residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
-            int32_t size = (cost + 4) / 8;
-            total += size < 4096 ? size : 4096;
-        }
-        return total;
+        CodeHistogram codes;
+        for (int k = 0; k < count; ++k)
+            codes.add((residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale) + 4) / 8);
+        return codes.bits();
     }
     int64_t plain_cost(Real scale) const {
         int32_t total = 0;
@@ -277,7 +277,8 @@ Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
         int many = size / 64 < 64    ? 64
                    : size / 64 > 512 ? kSamples
                                      : static_cast<int>(size / 64);
-        int64_t best = -1, plain = 0, exact = 0, codes = 0;
+        int64_t best = -1, plain = 0, exact = 0;
+        double bits = 0;
         int axis = 0, weight = 8;
         for (int d = 0; d < kAxes; ++d) {
             if (grid.n[d] < 2) continue;
@@ -294,7 +295,7 @@ Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
             }
             if (plain >= 0) continue;
             plain = sample.per(many, sample.plain_cost(scale));
-            codes = sample.per(many, sample.codes(weight, scale));
+            bits = sample.bits(weight, scale);
         }
         if (best < 0 || (size > 64 && exact >= plain - plain / 16)) {
             candidate.bits += left * code_bits(static_cast<double>(plain) / (8.0 * many));
@@ -309,8 +310,7 @@ Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
         plan.step[plan.steps++] = static_cast<uint8_t>(axis | weight << 2);
         int64_t even = (grid.n[axis] + 1) / 2;
         double share = left * static_cast<double>(even) / static_cast<double>(grid.n[axis]);
-        candidate.bits +=
-            (left - share) * code_bits(static_cast<double>(codes) / static_cast<double>(many));
+        candidate.bits += (left - share) * bits;
         left = share;
         grid.n[axis] = even;
         stride[axis] *= 2;
@@ -325,7 +325,8 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
     using Real = typename T::Real;
     const Real inverse = static_cast<Real>(1) / step;
     const uint64_t* points = sample_points();
-    int64_t sums[2][3] = {}, distance[27];
+    CodeHistogram codes[2][3];
+    int64_t distance[27];
     for (int i = 0; i < 27; ++i)
         distance[i] = i / 9 * extents.behind(1) + i / 3 % 3 * extents.behind(2) +
                       i % 3 * extents.behind(3);
@@ -352,22 +353,20 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
                 residual[2] += last * taps[i / 3 % 3] * taps[i / 9];
             }
             for (int axes = 1; axes <= 3; ++axes) {
-                int64_t size =
-                    residual[axes - 1] < 0 ? -residual[axes - 1] : residual[axes - 1];
-                sums[order - 1][axes - 1] += size < 4096 ? size : 4096;
+                int64_t r = residual[axes - 1];
+                codes[order - 1][axes - 1].add(r < 0 ? -r : r);
             }
         }
     }
     Candidate best;
     best.plan.mode = kLorenzo;
-    int64_t least = -1;
+    best.bits = -1;
     for (int order = 1; order <= 2; ++order)
         for (int axes = 1; axes <= 3; ++axes) {
-            int64_t sum = sums[order - 1][axes - 1];
-            if (least >= 0 && sum >= least) continue;
-            least = sum, best.plan.order = order, best.plan.axes = axes;
+            double bits = codes[order - 1][axes - 1].bits();
+            if (best.bits >= 0 && bits >= best.bits) continue;
+            best.bits = bits, best.plan.order = order, best.plan.axes = axes;
         }
-    best.bits = code_bits(static_cast<double>(least) / kLorenzoSamples);
     return best;
 }
 
@@ -384,7 +383,7 @@ Plan choose_plan(const typename T::Value* data, const Extents& extents, typename
     // Lorenzo's codes carry the rounding of every neighbour: below a bit it cannot win.
     if (halved.bits < 1) return halved.plan;
     Candidate lorenzo = plan_lorenzo<T>(data, extents, step);
-    return lorenzo.bits < 0.97 * halved.bits ? lorenzo.plan : halved.plan;
+    return lorenzo.bits < kClearly * halved.bits ? lorenzo.plan : halved.plan;
 }
 
 }  // namespace encke::ENCKE_ISA::predict

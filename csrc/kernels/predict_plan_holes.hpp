@@ -52,7 +52,8 @@ Candidate plan_lorenzo_holes(const typename T::Value* data, const Extents& exten
     using Real = typename T::Real;
     const Real inverse = static_cast<Real>(1) / step;
     const uint64_t* points = sample_points();
-    int64_t sums[3] = {}, distance[8];
+    CodeHistogram codes[3];
+    int64_t distance[8];
     for (int i = 0; i < 8; ++i)
         distance[i] = (i >> 2) * extents.behind(1) + (i >> 1 & 1) * extents.behind(2) + (i & 1);
     int count = 0;
@@ -92,15 +93,16 @@ Candidate plan_lorenzo_holes(const typename T::Value* data, const Extents& exten
             else if (!w)
                 continue;
             int64_t size = code[0] < foretold ? foretold - code[0] : code[0] - foretold;
-            sums[axes - 1] += size < 4096 ? size : 4096;
+            codes[axes - 1].add(size);
         }
     }
     Candidate best;
     best.plan.mode = kLorenzo;
-    for (int axes = 2; axes <= 3; ++axes)
-        if (sums[axes - 1] < sums[best.plan.axes - 1]) best.plan.axes = axes;
-    best.bits = code_bits(static_cast<double>(sums[best.plan.axes - 1]) /
-                          static_cast<double>(count ? count : 1));
+    best.bits = codes[0].bits();
+    for (int axes = 2; axes <= 3; ++axes) {
+        double bits = codes[axes - 1].bits();
+        if (bits < best.bits) best.bits = bits, best.plan.axes = axes;
+    }
     return best;
 }
 
@@ -117,7 +119,7 @@ Plan choose_plan_holes(const typename T::Value* data, const Extents& extents,
     halved.plan.steep = halved.bits > 1;
     if (halved.bits < 1) return halved.plan;
     Candidate lorenzo = plan_lorenzo_holes<T>(data, extents, step);
-    return lorenzo.bits < 0.97 * halved.bits ? lorenzo.plan : halved.plan;
+    return lorenzo.bits < kClearly * halved.bits ? lorenzo.plan : halved.plan;
 }
 
 }  // namespace encke::ENCKE_ISA::predict

@@ -22,13 +22,14 @@ AXES = 4
 
 _SAMPLES = 512
 POINTS = 4096
-_LORENZO_SAMPLES = 256
+LORENZO_SAMPLES = 512
+#: Lorenzo must promise fewer bits than this share of the interpolation's: samples vary.
+CLEARLY = 0.985
 _WEIGHTS = (8, 9, 4, 6, 10)
 _SHARES = (64, 51, 41, 33, 32)
 _MOST_STEPS = 80
 _MOST_SHARE = 62
 _COST_CEILING = 2.0**20
-CODE_CEILING = 4096
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
 Extents = tuple[int, int, int, int]
@@ -144,7 +145,7 @@ def choose(x: Tensor, extents: Extents, step: Tensor) -> Plan:
     if bits < 1.0:
         return halved
     lorenzo, lorenzo_bits = _lorenzo(x, extents, step)
-    return lorenzo if lorenzo_bits < 0.97 * bits else halved
+    return lorenzo if lorenzo_bits < CLEARLY * bits else halved
 
 
 @functools.cache
@@ -169,12 +170,36 @@ def strides(extents: Extents) -> list[int]:
     return [math.prod(extents[d + 1 :]) for d in range(AXES)]
 
 
-def code_bits(mean: float) -> float:
+def _geometric_bits(mean: float) -> float:
     """Bits of a code of two-sided geometric distribution with this mean magnitude."""
     if mean <= 0.0:
         return 0.0
     ratio = (math.sqrt(1 + mean * mean) - 1) / mean
     return -math.log2((1 - ratio) / (1 + ratio)) - mean * math.log2(ratio)
+
+
+def estimated_bits(magnitudes: Tensor) -> float:
+    """The bits that codes of these magnitudes take: the entropy of the stage's digits, with
+    what a sample of this size leaves out, and the bits that no table shortens."""
+    if magnitudes.numel() == 0:
+        return 0.0
+    counts: dict[int, int] = {}
+    plain = 0
+    for magnitude in magnitudes.tolist():
+        symbol, raw = magnitude, 0
+        magnitude = min(magnitude, 2**20 - 1)
+        if magnitude >= 16:
+            exponent = magnitude.bit_length() - 1
+            raw = exponent - 3
+            symbol = 16 + 8 * (exponent - 4) + (magnitude >> raw & 7)
+        counts[symbol] = counts.get(symbol, 0) + 1
+        plain += raw + (magnitude > 0)
+    total = magnitudes.numel()
+    entropy = 0.0
+    for symbol in sorted(counts):
+        share = counts[symbol] / total
+        entropy -= share * math.log2(share)
+    return entropy + (len(counts) - 1) / (total * 1.3862943611198906) + plain / total
 
 
 def _costs(residual: Tensor, scale: Tensor) -> Tensor:
@@ -205,7 +230,7 @@ def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) 
         size = math.prod(grid)
         many = min(max(size // 64, 64), _SAMPLES)
         best: tuple[int, int, int, int] | None = None  # compared cost, cost, axis, weight
-        plain = codes = 0
+        plain, code_bits = 0, 0.0
         for axis in range(AXES):
             if grid[axis] < 2:
                 continue
@@ -223,12 +248,11 @@ def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) 
                 compared = raw + raw // 32 if axis == AXES - 1 else raw
                 if best is None or compared < best[0]:
                     best, found = (compared, raw, axis, weight), True
-                    codes = int(((cost + 4) // 8).clamp(max=CODE_CEILING).sum())
-                    codes = codes * many // count
+                    code_bits = estimated_bits((cost + 4) // 8)
             if found:
                 plain = int(_costs(value, scale).sum()) * many // count
         if best is None or (size > 64 and best[1] >= plain - plain // 16):
-            bits += left * code_bits(plain / (8.0 * many))
+            bits += left * _geometric_bits(plain / (8.0 * many))
             break
         _, exact, axis, weight = best
         if not steps:
@@ -238,7 +262,7 @@ def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) 
         steps.append(axis | weight << 2)
         even = -(-grid[axis] // 2)
         share = left * even / grid[axis]
-        bits += (left - share) * code_bits(codes / many)
+        bits += (left - share) * code_bits
         left = share
         grid[axis] = even
         stride[axis] *= 2
@@ -282,9 +306,9 @@ def _sampled(
 def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
     inverse = 1 / step
     stride = strides(extents)
-    index = [indices(d, extents[d], _LORENZO_SAMPLES, x.device) for d in range(AXES)]
+    index = [indices(d, extents[d], LORENZO_SAMPLES, x.device) for d in range(AXES)]
     at = sum((i * s for i, s in zip(index, stride, strict=True)), torch.zeros_like(index[0]))
-    codes = torch.zeros((3, 3, 3, _LORENZO_SAMPLES), dtype=torch.int64, device=x.device)
+    codes = torch.zeros((3, 3, 3, LORENZO_SAMPLES), dtype=torch.int64, device=x.device)
     for i in range(27):
         back = (i // 9, i // 3 % 3, i % 3)
         inside = torch.ones_like(at, dtype=torch.bool)
@@ -294,7 +318,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
             source = source - back[d] * stride[d + 1]
         scaled = x[source.clamp(min=0)] * inverse
         codes[back] = torch.where(inside, sampled_codes(scaled), 0)
-    best: tuple[int, int, int] | None = None
+    best: tuple[float, int, int] | None = None
     for order, taps in ((1, (1, -1, 0)), (2, (1, -2, 1))):
         t = torch.tensor(taps, dtype=torch.int64, device=x.device)
         along = (codes * t.view(1, 1, 3, 1)).sum(2)
@@ -302,8 +326,8 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
         for axes, residual in enumerate(
             (along[0, 0], plane[0], (plane * t[:, None]).sum(0)), 1
         ):
-            total = int(residual.abs().clamp(max=CODE_CEILING).sum())
-            if best is None or total < best[0]:
-                best = (total, order, axes)
+            bits = estimated_bits(residual.abs())
+            if best is None or bits < best[0]:
+                best = (bits, order, axes)
     assert best is not None
-    return Plan(LORENZO, bytes(best[1:])), code_bits(best[0] / _LORENZO_SAMPLES)
+    return Plan(LORENZO, bytes(best[1:])), best[0]

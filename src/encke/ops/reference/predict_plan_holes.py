@@ -13,8 +13,6 @@ from torch import Tensor
 from encke.ops.reference import predict_plan
 from encke.ops.reference.predict_plan import AXES, INTERPOLATION, LORENZO, Extents, Plan
 
-_LORENZO_SAMPLES = 256
-
 
 def choose(x: Tensor, extents: Extents, step: Tensor) -> Plan:
     """The plan for the values `x`, flat and in the precision of their arithmetic."""
@@ -27,7 +25,7 @@ def choose(x: Tensor, extents: Extents, step: Tensor) -> Plan:
     if halved.bits < 1.0:
         return plan
     lorenzo, bits = _lorenzo(x, extents, step)
-    return lorenzo if bits < 0.97 * halved.bits else plan
+    return lorenzo if bits < predict_plan.CLEARLY * halved.bits else plan
 
 
 def sampled_beside_holes(
@@ -58,7 +56,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
     points = predict_plan.POINTS
     index = [predict_plan.indices(d, extents[d], points, x.device) for d in range(AXES)]
     at = sum((i * s for i, s in zip(index, stride, strict=True)), torch.zeros_like(index[0]))
-    chosen = torch.nonzero(~x[at].isnan()).flatten()[:_LORENZO_SAMPLES]
+    chosen = torch.nonzero(~x[at].isnan()).flatten()[: predict_plan.LORENZO_SAMPLES]
     at, index = at[chosen], [i[chosen] for i in index]
     code, there = [], []
     for i in range(8):
@@ -70,7 +68,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
         value = x[source.clamp(min=0)]
         there.append(inside & ~value.isnan())
         code.append(torch.where(there[-1], predict_plan.sampled_codes(value * inverse), 0))
-    sums = []
+    found = []
     for axes in (1, 2, 3):
         none = torch.zeros_like(there[0])
         w, n, p = there[1], there[2] if axes > 1 else none, there[4] if axes > 2 else none
@@ -88,8 +86,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
             ),
         ):
             foretold = torch.where(case, said, foretold)
-        residual = torch.where(w | n | p, (code[0] - foretold).abs(), 0)
-        sums.append(int(residual.clamp(max=predict_plan.CODE_CEILING).sum()))
-    least = min(sums)
-    bits = predict_plan.code_bits(least / max(1, at.numel()))
-    return Plan(LORENZO, bytes([1, sums.index(least) + 1])), bits
+        residual = (code[0] - foretold).abs()[w | n | p]
+        found.append(predict_plan.estimated_bits(residual))
+    least = min(found)
+    return Plan(LORENZO, bytes([1, found.index(least) + 1])), least
