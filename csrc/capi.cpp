@@ -69,6 +69,11 @@ int64_t encke_holes_pattern(const void* x, const uint8_t* valid, int64_t count, 
     return encke::kernels().holes_pattern(x, valid, count, dtype, out);
 }
 
+int64_t encke_holes_put(void* y, const uint8_t* where, int64_t count, int dtype,
+                        uint64_t bits) {
+    return encke::kernels().holes_put(y, where, count, dtype, bits);
+}
+
 int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
                            uint64_t seed) {
     return sized(

@@ -69,6 +69,8 @@ int64_t encke_holes_mark(const void* x, int64_t count, int dtype, const double* 
 int64_t encke_holes_sample(const void* x, int64_t count, int dtype, int64_t stride);
 int64_t encke_holes_pattern(const void* x, const uint8_t* valid, int64_t count, int dtype,
                             uint8_t* out);
+// Writes the bits wherever `where` is 1; how often that was.
+int64_t encke_holes_put(void* y, const uint8_t* where, int64_t count, int dtype, uint64_t bits);
 
 int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
                            uint64_t seed);

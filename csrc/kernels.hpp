@@ -40,6 +40,7 @@ struct Kernels {
     int64_t (*holes_mark)(const void*, int64_t, int, const double*, int, uint8_t*);
     int64_t (*holes_sample)(const void*, int64_t, int, int64_t);
     int64_t (*holes_pattern)(const void*, const uint8_t*, int64_t, int, uint8_t*);
+    int64_t (*holes_put)(void*, const uint8_t*, int64_t, int, uint64_t);
 };
 
 }  // namespace encke

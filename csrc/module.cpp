@@ -118,6 +118,12 @@ NB_MODULE(_native, m) {
         },
         Release());
     m.def(
+        "holes_put",
+        [](uintptr_t y, uintptr_t where, int64_t count, int dtype, uint64_t bits) {
+            return encke_holes_put(out(y), bytes(where), count, dtype, bits);
+        },
+        Release());
+    m.def(
         "group_encode",
         [](uintptr_t x, int64_t count, int dtype, int bits, bool stochastic, uint64_t seed) {
             return encke_group_encode(in(x), count, dtype, bits, stochastic, seed);

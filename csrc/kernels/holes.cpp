@@ -65,7 +65,39 @@ int64_t pattern(const typename T::Value* x, const uint8_t* valid, int64_t count,
     return 1;
 }
 
+// How many of `where` are 1; the values there become the pattern.
+template <class T>
+int64_t put(typename T::Value* y, const uint8_t* where, int64_t count, uint64_t bits) {
+    using Pattern = typename T::Pattern;
+    const Pattern filler = static_cast<Pattern>(bits);
+    int64_t many = 0;
+    for (int64_t at = 0; at < count; at += kStretch) {
+        const int64_t stop = std::min(at + kStretch, count);
+        int32_t here = 0;
+        for (int64_t i = at; i < stop; ++i) here += where[i];
+        many += here;
+        if (here == 0) continue;
+        for (int64_t i = at; i < stop; ++i) {
+            const Pattern own = bit_cast<Pattern>(y[i]);
+            const Pattern mask = static_cast<Pattern>(Pattern{0} - where[i]);
+            y[i] = bit_cast<typename T::Value>(
+                static_cast<Pattern>((own & static_cast<Pattern>(~mask)) | (filler & mask)));
+        }
+    }
+    return many;
+}
+
 }  // namespace
+
+int64_t holes_put(void* y, const uint8_t* where, int64_t count, int dtype, uint64_t bits) {
+    int64_t many = 0;
+    int status = with_float(dtype, [&](auto t) {
+        using T = decltype(t);
+        many = put<T>(static_cast<typename T::Value*>(y), where, count, bits);
+        return static_cast<int>(ENCKE_OK);
+    });
+    return status == ENCKE_OK ? many : status;
+}
 
 int64_t holes_mark(const void* x, int64_t count, int dtype, const double* fill, int fills,
                    uint8_t* valid) {

@@ -1,6 +1,5 @@
 // `predict`: docs/format.md, section 8.
 #include <cmath>
-#include <memory>
 #include <new>
 #include <optional>
 
@@ -262,28 +261,28 @@ class Encoder {
 
 // The values, NaN where there are none.
 template <class T>
-std::unique_ptr<typename T::Value[]> with_nan(const typename T::Value* x, const uint8_t* valid,
-                                              int64_t count) {
+void with_nan(const typename T::Value* __restrict x, const uint8_t* __restrict valid,
+              int64_t count, typename T::Value* __restrict values) {
     using Value = typename T::Value;
     using Pattern = typename T::Pattern;
-    std::unique_ptr<Value[]> values(new Value[static_cast<size_t>(count)]);
     // All bits of a hole are set, which is a NaN.
     for (int64_t i = 0; i < count; ++i) {
         const Pattern hole = static_cast<Pattern>(valid[i] - Pattern{1});
-        values[static_cast<size_t>(i)] =
-            bit_cast<Value>(static_cast<Pattern>(bit_cast<Pattern>(x[i]) | hole));
+        values[i] = bit_cast<Value>(static_cast<Pattern>(bit_cast<Pattern>(x[i]) | hole));
     }
-    return values;
 }
 
 template <class T>
 int encode_values(const void* x, const uint8_t* valid, const Extents& extents,
                   const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to) {
     auto* values = static_cast<const typename T::Value*>(x);
-    std::unique_ptr<typename T::Value[]> marked;
+    thread_local Arena marked;
     if (valid) {
-        marked = with_nan<T>(values, valid, extents.size());
-        values = marked.get();
+        using Value = typename T::Value;
+        if (!marked.open(Arena::room<Value>(extents.size()))) return ENCKE_NO_MEMORY;
+        Value* copy = marked.take<Value>(extents.size());
+        with_nan<T>(values, valid, extents.size(), copy);
+        values = copy;
     }
     if (plan_size < 1 || plan[0] < 0 || plan[0] > kKeepNonzero) return ENCKE_BAD_ARGUMENT;
     if (q.kind != ENCKE_PLAIN && q.kind != ENCKE_DITHER) return ENCKE_BAD_ARGUMENT;
@@ -308,7 +307,9 @@ int encode_values(const void* x, const uint8_t* valid, const Extents& extents,
             return ENCKE_BAD_ARGUMENT;
         if (chosen.mode == kVerbatim || q.step[0] == 0) return encoder.verbatim(to);
     }
-    return encoder.run(chosen, plan[0], to);
+    int status = encoder.run(chosen, plan[0], to);
+    marked.close();
+    return status;
 }
 
 template <class T>
@@ -380,16 +381,16 @@ class Decoder {
                                     closed + run.first, run.count);
             if (status != ENCKE_OK) return status;
         }
-        if (grids) open_up(closed, grids->order(), count, codes);
+        if (grids && plan.mode == kInterpolation) open_up(closed, grids->order(), count, codes);
         Real* y = nullptr;
         if constexpr (kNative<T>)
             y = out_;
         else
             y = memory.take<Real>(count);
         if (c.dithered)
-            model<true>(c, codes, scratch, y);
+            model<true>(c, closed, codes, scratch, y);
         else
-            model<false>(c, codes, scratch, y);
+            model<false>(c, closed, codes, scratch, y);
         const bool keep = flags & kKeepNonzero;
         if (!kNative<T> || keep)
             for (int64_t i = 0; i < count; ++i) out_[i] = finished<T>(y[i], keep);
@@ -422,12 +423,13 @@ class Decoder {
     }
 
     template <bool kDithered>
-    void model(const Coding<Real>& c, int32_t* codes, Real* scratch, Real* y) {
+    void model(const Coding<Real>& c, const int32_t* closed, int32_t* codes, Real* scratch,
+               Real* y) {
         const Plan& plan = *c.plan;
         switch (plan.mode) {
             case kLorenzo:
                 if (valid_)
-                    lorenzo_sum_holes(plan, extents_, valid_, codes);
+                    lorenzo_sum_holes(plan, extents_, valid_, closed, codes);
                 else
                     lorenzo_sum(plan, extents_, codes);
                 return lorenzo_rebuild<kDithered>(extents_, c.lattice.step, c.seed, codes, y);

@@ -69,8 +69,10 @@ inline int64_t close_up(int32_t* codes, const uint8_t* valid, int64_t n) {
     return to;
 }
 
-// The inverse, from memory of its own that has room for eight more; holes take 0.
-inline void open_up(const int32_t* from, const uint8_t* valid, int64_t n, int32_t* codes) {
+// The inverse, from memory of its own that has room for eight more; holes take 0. Gives the
+// first code that was not used.
+inline const int32_t* open_up(const int32_t* from, const uint8_t* valid, int64_t n,
+                              int32_t* codes) {
     int64_t i = 0;
 #ifdef __AVX2__
     const Shuffles& shuffles = Shuffles::table();
@@ -88,6 +90,7 @@ inline void open_up(const int32_t* from, const uint8_t* valid, int64_t n, int32_
         codes[i] = valid[i] ? *from : 0;
         from += valid[i];
     }
+    return from;
 }
 
 // Which positions of each grid, and of the codes in their order, have a value.

@@ -11,6 +11,7 @@ const Kernels table{
     index_encode,   index_decode,  positive_encode, positive_decode, affine_where,
     gated_count,    gated_close,   gated_open,      gated_add,       norm_backward,
     bitmap_encode,  bitmap_decode, holes_mark,      holes_sample,    holes_pattern,
+    holes_put,
 };
 
 }  // namespace encke::ENCKE_ISA

@@ -27,6 +27,7 @@ class Request:
     seed          of the dither or of stochastic rounding; the same seed, the same bytes
     keep_nonzero  a value that is not zero never decodes to zero
     valid         where there is a value, if not everywhere; what is elsewhere is of no interest
+    values        how often that is
     """
 
     promise: Promise
@@ -35,6 +36,7 @@ class Request:
     seed: int = 0
     keep_nonzero: bool = False
     valid: Tensor | None = None
+    values: int = 0
 
 
 class Encoded(NamedTuple):

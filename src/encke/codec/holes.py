@@ -41,16 +41,20 @@ def open_up(
         out = _room(shape, dtype, payload.device)
     holes = backend.bitmap_decode(parts.bitmaps[0], shape)
     valid = holes.logical_not()
-    many = int(torch.count_nonzero(valid))
-    if many != parts.values:
-        raise CorruptStreamError(
-            f"payload has a bitmap of {many} values, its head says {parts.values}"
-        )
     if codec.takes_holes:
         codec.decode(parts.inner, shape, dtype, backend, out=out, valid=valid)  # type: ignore[call-arg]
     else:
-        out[valid] = codec.decode(parts.inner, (many,), dtype, backend)
-    _put_patterns(parts, holes, shape, backend, out)
+        values = codec.decode(parts.inner, (parts.values,), dtype, backend)
+        if int(torch.count_nonzero(valid)) != parts.values:
+            raise CorruptStreamError(
+                f"payload has a bitmap of other than {parts.values} values"
+            )
+        out[valid] = values
+    filled = _put_patterns(parts, holes, shape, backend, out)
+    if filled != out.numel() - parts.values:
+        raise CorruptStreamError(
+            f"payload has {filled} holes and {parts.values} values, {out.numel()} in all"
+        )
     return out
 
 
@@ -73,8 +77,8 @@ def fill_values(fill: float | Sequence[float] | None) -> tuple[float, ...]:
 
 def find(
     x: Tensor, fill: tuple[float, ...], *, named: bool, thorough: bool, backend: Backend
-) -> Tensor | None:
-    """Where `x`, in memory order, has a value; None if everywhere, or if nobody looked.
+) -> tuple[Tensor, int] | None:
+    """Where `x`, in memory order, has a value, and how often; None if no holes are known.
 
     Where fill values are `named` every value is looked at. Otherwise only what is not finite
     can be a hole, and a sample says whether there is enough of it: NaN that are few are left
@@ -88,7 +92,7 @@ def find(
         if backend.count_not_finite(x, _MANY if thorough else _FEW) < _ENOUGH:
             return None
     valid, many = backend.mark_values(x, fill)
-    return None if many == x.numel() else valid
+    return None if many == x.numel() else (valid, many)
 
 
 def enclose(x: Tensor, request: Request, encoded: Encoded) -> Encoded:
@@ -96,7 +100,7 @@ def enclose(x: Tensor, request: Request, encoded: Encoded) -> Encoded:
     backend, valid, count, shape = request.backend, request.valid, x.numel(), tuple(x.shape)
     assert valid is not None
     holes = valid.logical_not()
-    values = int(torch.count_nonzero(valid))
+    values = request.values
     bitmaps = [backend.bitmap_encode(holes, shape)]
     others = torch.empty(0, dtype=torch.uint8, device=x.device)
     shared = backend.shared_pattern(x, valid)
@@ -157,16 +161,16 @@ def _images(holes: Tensor, classes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _put_patterns(
     parts: HoleParts, holes: Tensor, shape: tuple[int, ...], backend: Backend, out: Tensor
-) -> None:
-    """Puts into the holes of `out` what they had in them, bit for bit."""
+) -> int:
+    """Puts into the holes of `out` what they had in them, bit for bit; how many they are."""
     bits = out.view(_PATTERN[out.element_size()])
-    left = holes
+    left, filled = holes, 0
     classes = len(parts.bitmaps)
     for number in range(classes):
         last = number == classes - 1
         image = left if last else backend.bitmap_decode(parts.bitmaps[number + 1], shape, left)
         if number < len(parts.patterns):
-            bits.masked_fill_(image, parts.patterns[number])
+            filled += backend.put_pattern(out, image, parts.patterns[number])
         else:
             others = parts.others.clone().view(bits.dtype)
             if others.numel() != int(torch.count_nonzero(image)):
@@ -175,5 +179,7 @@ def _put_patterns(
                     f"say {int(torch.count_nonzero(image))}"
                 )
             bits[image] = others
+            filled += others.numel()
         if not last:
             left = left & ~image
+    return filled

@@ -89,7 +89,8 @@ def compress(
             codec, bound, traced.promised(bound), x.dtype, tuple(x.shape), order, payload
         )
     kernels = select(x.device, backend)
-    valid = _values_of(inner, bound, fill=fill, codec=codec, prefer=prefer, backend=kernels)
+    found = _values_of(inner, bound, fill=fill, codec=codec, prefer=prefer, backend=kernels)
+    valid, values = (None, 0) if found is None else found
     request = Request(
         promise=resolve(bound, inner, valid),
         backend=kernels,
@@ -97,6 +98,7 @@ def compress(
         seed=seed,
         keep_nonzero=keep_nonzero,
         valid=valid,
+        values=values,
     )
     if codec == "auto":
         from encke.codec.auto import choose
@@ -129,8 +131,8 @@ def _values_of(
     codec: str,
     prefer: str,
     backend: Backend,
-) -> Tensor | None:
-    """Where `x` has values, if there are holes and they are worth a codec of their own."""
+) -> tuple[Tensor, int] | None:
+    """Where `x` has values, and how often, if it has holes that are worth being coded apart."""
     if x.dtype not in FLOATS:
         return None
     named = fill is not None

@@ -152,6 +152,17 @@ class Native:
         )
         return int(bits) if shared else None
 
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        if not y.is_contiguous():
+            from encke.ops.reference import holes
+
+            return holes.put_pattern(y, where, bits)
+        pattern = bits & 0xFFFF_FFFF_FFFF_FFFF
+        many: int = self._m.holes_put(
+            y.data_ptr(), where.data_ptr(), y.numel(), _DTYPES[y.dtype], pattern
+        )
+        return many
+
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         return self._taken(
             self._m.group_encode(

@@ -97,6 +97,11 @@ class Reference:
 
         return holes.shared_pattern(x, valid)
 
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        from encke.ops.reference import holes
+
+        return holes.put_pattern(y, where, bits)
+
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         from encke.ops.reference import group
 

@@ -31,3 +31,9 @@ def shared_pattern(x: Tensor, valid: Tensor) -> int | None:
     if found.numel() == 0 or bool((found != found[0]).any()):
         return None
     return int(found[0])
+
+
+def put_pattern(y: Tensor, where: Tensor, bits: int) -> int:
+    """Writes the bits wherever `where` is true; how often that was."""
+    y.view(PATTERN[y.dtype]).masked_fill_(where, bits)
+    return int(torch.count_nonzero(where))

@@ -119,6 +119,9 @@ class Triton:
     def shared_pattern(self, x: Tensor, valid: Tensor) -> int | None:
         return Reference().shared_pattern(x, valid)
 
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        return Reference().put_pattern(y, where, bits)
+
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         return self.group_encode_later(x, bits, stochastic, seed).settle()
 
