@@ -1,4 +1,4 @@
-// The bits that codes will take, estimated from a sample of their magnitudes.
+// The bits that codes will take, estimated from a sample of them.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace encke::ENCKE_ISA::predict {
 // integers leave gaps.
 class CodeHistogram {
   public:
-    void add(int64_t magnitude) {
+    void add(int64_t magnitude, bool negative) {
         int symbol = static_cast<int>(magnitude), raw = 0;
         if (magnitude >= kCeiling) magnitude = kCeiling - 1;
         if (magnitude >= 16) {
@@ -21,7 +21,9 @@ class CodeHistogram {
         }
         ++count_[symbol];
         ++total_;
-        plain_ += raw + (magnitude > 0);
+        plain_ += raw;
+        nonzero_ += magnitude > 0;
+        negative_ += magnitude > 0 && negative;
     }
     // Entropy, with what a sample of this size leaves out, and bits that no table shortens.
     double bits() const {
@@ -35,6 +37,12 @@ class CodeHistogram {
             entropy -= share * std::log2(share);
             ++symbols;
         }
+        if (negative_ > 0 && negative_ < nonzero_) {
+            const double share = static_cast<double>(negative_) / nonzero_;
+            const double sign =
+                -(share * std::log2(share) + (1 - share) * std::log2(1 - share));
+            entropy += sign * nonzero_ / all;
+        }
         return entropy + (symbols - 1) / (all * 1.3862943611198906) +
                static_cast<double>(plain_) / all;
     }
@@ -43,7 +51,7 @@ class CodeHistogram {
     static constexpr int64_t kCeiling = 1 << 20;
 
     int32_t count_[16 + 8 * 16] = {};
-    int32_t total_ = 0;
+    int32_t total_ = 0, nonzero_ = 0, negative_ = 0;
     int64_t plain_ = 0;
 };
 

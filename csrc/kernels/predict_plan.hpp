@@ -232,8 +232,17 @@ struct SampledAxis {
     double bits(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
         CodeHistogram codes;
+        for (int k = 0; k < count; ++k) {
+            Real residual = x[k] - (pair[k] * near + outer[k] * far);
+            codes.add((residual_cost(residual, scale) + 4) / 8, residual < 0);
+        }
+        return codes.bits();
+    }
+    // The same without prediction.
+    double plain_bits(Real scale) const {
+        CodeHistogram codes;
         for (int k = 0; k < count; ++k)
-            codes.add((residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale) + 4) / 8);
+            codes.add((residual_cost(x[k], scale) + 4) / 8, x[k] < 0);
         return codes.bits();
     }
     int64_t plain_cost(Real scale) const {
@@ -242,13 +251,6 @@ struct SampledAxis {
         return total;
     }
 };
-
-// Bits for a code of two-sided geometric distribution whose mean magnitude is `mean`.
-inline double code_bits(double mean) {
-    if (mean <= 0) return 0;
-    double ratio = (std::sqrt(1 + mean * mean) - 1) / mean;
-    return -std::log2((1 - ratio) / (1 + ratio)) - mean * std::log2(ratio);
-}
 
 // A plan and the bits for a value that it should take.
 struct Candidate {
@@ -278,7 +280,7 @@ Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
                    : size / 64 > 512 ? kSamples
                                      : static_cast<int>(size / 64);
         int64_t best = -1, plain = 0, exact = 0;
-        double bits = 0;
+        double bits = 0, plain_bits = 0;
         int axis = 0, weight = 8;
         for (int d = 0; d < kAxes; ++d) {
             if (grid.n[d] < 2) continue;
@@ -296,9 +298,10 @@ Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
             if (plain >= 0) continue;
             plain = sample.per(many, sample.plain_cost(scale));
             bits = sample.bits(weight, scale);
+            plain_bits = sample.plain_bits(scale);
         }
         if (best < 0 || (size > 64 && exact >= plain - plain / 16)) {
-            candidate.bits += left * code_bits(static_cast<double>(plain) / (8.0 * many));
+            candidate.bits += left * plain_bits;
             break;
         }
         if (plan.steps == 0) {
@@ -354,7 +357,7 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
             }
             for (int axes = 1; axes <= 3; ++axes) {
                 int64_t r = residual[axes - 1];
-                codes[order - 1][axes - 1].add(r < 0 ? -r : r);
+                codes[order - 1][axes - 1].add(r < 0 ? -r : r, r < 0);
             }
         }
     }

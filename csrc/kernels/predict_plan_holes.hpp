@@ -92,8 +92,8 @@ Candidate plan_lorenzo_holes(const typename T::Value* data, const Extents& exten
                 foretold = code[2];
             else if (!w)
                 continue;
-            int64_t size = code[0] < foretold ? foretold - code[0] : code[0] - foretold;
-            codes[axes - 1].add(size);
+            const bool negative = code[0] < foretold;
+            codes[axes - 1].add(negative ? foretold - code[0] : code[0] - foretold, negative);
         }
     }
     Candidate best;

@@ -170,21 +170,15 @@ def strides(extents: Extents) -> list[int]:
     return [math.prod(extents[d + 1 :]) for d in range(AXES)]
 
 
-def _geometric_bits(mean: float) -> float:
-    """Bits of a code of two-sided geometric distribution with this mean magnitude."""
-    if mean <= 0.0:
-        return 0.0
-    ratio = (math.sqrt(1 + mean * mean) - 1) / mean
-    return -math.log2((1 - ratio) / (1 + ratio)) - mean * math.log2(ratio)
-
-
-def estimated_bits(magnitudes: Tensor) -> float:
-    """The bits that codes of these magnitudes take: the entropy of the stage's digits, with
-    what a sample of this size leaves out, and the bits that no table shortens."""
+def estimated_bits(magnitudes: Tensor, negative: Tensor) -> float:
+    """The bits that codes of these magnitudes and signs take: the entropy of the stage's
+    digits, with what a sample of this size leaves out, and the bits that no table shortens."""
     if magnitudes.numel() == 0:
         return 0.0
     counts: dict[int, int] = {}
     plain = 0
+    nonzero = int(torch.count_nonzero(magnitudes))
+    below = int(torch.count_nonzero(magnitudes[negative]))
     for magnitude in magnitudes.tolist():
         symbol, raw = magnitude, 0
         magnitude = min(magnitude, 2**20 - 1)
@@ -193,12 +187,16 @@ def estimated_bits(magnitudes: Tensor) -> float:
             raw = exponent - 3
             symbol = 16 + 8 * (exponent - 4) + (magnitude >> raw & 7)
         counts[symbol] = counts.get(symbol, 0) + 1
-        plain += raw + (magnitude > 0)
+        plain += raw
     total = magnitudes.numel()
     entropy = 0.0
     for symbol in sorted(counts):
         share = counts[symbol] / total
         entropy -= share * math.log2(share)
+    if 0 < below < nonzero:
+        share = below / nonzero
+        sign = -(share * math.log2(share) + (1 - share) * math.log2(1 - share))
+        entropy += sign * nonzero / total
     return entropy + (len(counts) - 1) / (total * 1.3862943611198906) + plain / total
 
 
@@ -230,7 +228,7 @@ def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) 
         size = math.prod(grid)
         many = min(max(size // 64, 64), _SAMPLES)
         best: tuple[int, int, int, int] | None = None  # compared cost, cost, axis, weight
-        plain, code_bits = 0, 0.0
+        plain, code_bits, plain_bits = 0, 0.0, 0.0
         for axis in range(AXES):
             if grid[axis] < 2:
                 continue
@@ -248,11 +246,13 @@ def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) 
                 compared = raw + raw // 32 if axis == AXES - 1 else raw
                 if best is None or compared < best[0]:
                     best, found = (compared, raw, axis, weight), True
-                    code_bits = estimated_bits((cost + 4) // 8)
+                    code_bits = estimated_bits((cost + 4) // 8, value < predicted)
             if found:
-                plain = int(_costs(value, scale).sum()) * many // count
+                cost = _costs(value, scale)
+                plain = int(cost.sum()) * many // count
+                plain_bits = estimated_bits((cost + 4) // 8, value < 0)
         if best is None or (size > 64 and best[1] >= plain - plain // 16):
-            bits += left * _geometric_bits(plain / (8.0 * many))
+            bits += left * plain_bits
             break
         _, exact, axis, weight = best
         if not steps:
@@ -326,7 +326,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
         for axes, residual in enumerate(
             (along[0, 0], plane[0], (plane * t[:, None]).sum(0)), 1
         ):
-            bits = estimated_bits(residual.abs())
+            bits = estimated_bits(residual.abs(), residual < 0)
             if best is None or bits < best[0]:
                 best = (bits, order, axes)
     assert best is not None

@@ -86,7 +86,7 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
             ),
         ):
             foretold = torch.where(case, said, foretold)
-        residual = (code[0] - foretold).abs()[w | n | p]
-        found.append(predict_plan.estimated_bits(residual))
+        residual = (code[0] - foretold)[w | n | p]
+        found.append(predict_plan.estimated_bits(residual.abs(), residual < 0))
     least = min(found)
     return Plan(LORENZO, bytes([1, found.index(least) + 1])), least
