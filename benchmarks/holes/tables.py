@@ -1,4 +1,4 @@
-"""The tables of docs/holes.md, from benchmarks/results/holes.csv and holes_speed.csv.
+"""The tables of docs/holes.md, from holes.csv, holes_speed.csv and predict_choice.csv.
 
 python benchmarks/holes/tables.py --write
 """
@@ -92,12 +92,35 @@ def speed(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def choice(rows: Sequence[Row]) -> str:
+    """One line for each bound: fields of the climate model, and photographs."""
+    lines = [
+        "| bound | fields | of SZ3: mean | worst | behind SZ3 | lost by a wrong choice, most |",
+        "|---|---|---|---|---|---|",
+    ]
+    for bound in dict.fromkeys(row["bound"] for row in rows):
+        for kind in ("climate", "photographs"):
+            found = [
+                row
+                for row in rows
+                if row["bound"] == bound and (".jpg" in row["field"]) == (kind != "climate")
+            ]
+            ratio = numbers(found, "of_sz3")
+            behind = sum(r < 1 for r in ratio)
+            lines.append(
+                f"| {float(bound):g} | {len(found)}, {kind} | {mean(ratio):.2f} "
+                f"| {min(ratio):.2f} | {behind} | {max(numbers(found, 'lost')):.1%} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def tables() -> dict[str, str]:
     rows = read("holes.csv")
     return {
         "totals": totals(rows),
         "sizes": sizes(rows),
         "speed": speed(read("holes_speed.csv")),
+        "choice": choice(read("predict_choice.csv")),
     }
 
 
