@@ -12,13 +12,18 @@
 namespace encke::ENCKE_ISA::predict {
 
 inline int64_t count_valid(const uint8_t* valid, int64_t n) {
-    int64_t sum = 0;
-    for (int64_t at = 0; at < n; at += 1 << 16) {
-        int32_t here = 0;
-        const uint8_t* stop = valid + std::min<int64_t>(at + (1 << 16), n);
-        for (const uint8_t* v = valid + at; v < stop; ++v) here += *v;
-        sum += here;
+    int64_t sum = 0, at = 0;
+#ifdef __AVX2__
+    __m256i sums = _mm256_setzero_si256();
+    for (; at + 32 <= n; at += 32) {
+        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(valid + at));
+        sums = _mm256_add_epi64(sums, _mm256_sad_epu8(v, _mm256_setzero_si256()));
     }
+    int64_t parts[4];
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(parts), sums);
+    sum = parts[0] + parts[1] + parts[2] + parts[3];
+#endif
+    for (; at < n; ++at) sum += valid[at];
     return sum;
 }
 
