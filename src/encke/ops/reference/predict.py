@@ -20,6 +20,14 @@ from encke.ops.reference import (
     rans,
 )
 from encke.ops.reference.predict_coding import Coding, run_seed, runs_of, runs_with_holes
+from encke.ops.reference.predict_payload import (
+    RUN_SPARSE,
+    RUN_STAGE,
+    RUN_ZERO,
+    Reader,
+    RunEntry,
+    varint,
+)
 from encke.ops.reference.predict_plan import (
     INTERPOLATION,
     LORENZO,
@@ -42,7 +50,6 @@ _MODELS = {
     INTERPOLATION: predict_interpolation,
 }
 _KEEP_NONZERO, _ZERO_MAP, _HOLES = 1, 2, 4
-_RUN_ZERO, _RUN_SPARSE, _RUN_STAGE = range(3)
 
 
 def encode(
@@ -104,10 +111,10 @@ def encode(
         data.append(body)
     outliers = torch.nonzero(wrong).flatten()
     gaps = torch.diff(outliers, prepend=outliers.new_full((1,), -1)) - 1
-    positions = b"".join(_varint(gap) for gap in gaps.tolist())
+    positions = b"".join(varint(gap) for gap in gaps.tolist())
     head = write_parameters(q._replace(step1=0.0))
     head += bytes([chosen.mode, flags, chosen.share, len(chosen.data)]) + chosen.data
-    head += _varint(outliers.numel()) + _varint(len(positions)) + bytes(directory) + positions
+    head += varint(outliers.numel()) + varint(len(positions)) + bytes(directory) + positions
     kept = values[outliers].contiguous().view(torch.uint8)
     payload = torch.cat([_bytes(head, x.device), kept, *(d.to(x.device) for d in data)])
     payload = _padded(payload, values.numel())
@@ -126,7 +133,7 @@ def decode(
             f"payload has {payload.numel()} bytes, {count} values take at least {_least(count)}"
         )
     q, own = read_parameters(payload, dtype)
-    reader = _Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
+    reader = Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
     mode, flags, share, size = reader.take(4)
     plan = Plan(mode, reader.take(size), share)
     try:
@@ -156,7 +163,7 @@ def decode(
     coded = count if mask is None else int(torch.count_nonzero(mask))
     sizes = [size for _, size in runs] + ([coded] if flags & _ZERO_MAP else [])
     entries = [reader.entry() for _ in sizes]
-    places = _Reader(reader.take(length))
+    places = Reader(reader.take(length))
     kept = _values(reader.take(outliers * item), dtype)
     parts = []
     for run, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
@@ -252,41 +259,25 @@ def _bytes(data: bytes, device: torch.device) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _encode_run(codes: Tensor, kind: int, seed: int) -> tuple[bytes, Tensor]:
     """A run's entry in the directory and its data."""
     nonzero = int(torch.count_nonzero(codes))
     if nonzero == 0:
-        return bytes([_RUN_ZERO]), torch.empty(0, dtype=torch.uint8)
+        return bytes([RUN_ZERO]), torch.empty(0, dtype=torch.uint8)
     if nonzero <= 1024 or nonzero <= codes.numel() // 64:
         data = predict_sparse.encode(codes.to(torch.int32).cpu())
-        entry = bytes([_RUN_SPARSE]) + _varint(nonzero) + _varint(len(data))
+        entry = bytes([RUN_SPARSE]) + varint(nonzero) + varint(len(data))
         return entry, torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[
             : len(data)
         ]
     own, body = rans.encode_codes(codes.to(torch.int32), kind=kind, seed=seed)
-    return bytes([_RUN_STAGE]) + own + _varint(body.numel()), body
+    return bytes([RUN_STAGE]) + own + varint(body.numel()), body
 
 
-class _Entry:
-    """A run as the directory describes it."""
-
-    def __init__(self, coder: int, nonzero: int, own: bytes, size: int) -> None:
-        self.coder, self.nonzero, self.own, self.size = coder, nonzero, own, size
-
-
-def _decode_run(entry: _Entry, data: bytes, count: int, kind: int, seed: int) -> Tensor:
-    if entry.coder == _RUN_ZERO:
+def _decode_run(entry: RunEntry, data: bytes, count: int, kind: int, seed: int) -> Tensor:
+    if entry.coder == RUN_ZERO:
         return torch.zeros(count, dtype=torch.int64)
-    if entry.coder == _RUN_SPARSE:
+    if entry.coder == RUN_SPARSE:
         if entry.nonzero > count:
             raise CorruptStreamError(f"payload has {entry.nonzero} codes in a run of {count}")
         return predict_sparse.decode(data, entry.nonzero, count).to(torch.int64)
@@ -294,50 +285,3 @@ def _decode_run(entry: _Entry, data: bytes, count: int, kind: int, seed: int) ->
     codes = rans.decode_codes(entry.own, body, count, kind=kind, seed=seed).to(torch.int64)
     is_open = (codes == digits.VERBATIM) | (codes == digits.ZERO)
     return torch.where(is_open, 0, codes)
-
-
-class _Reader:
-    """Reads a payload from its front; `CorruptStreamError` where it ends too soon."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, size: int) -> bytes:
-        if size > len(self.data) - self.at:
-            raise CorruptStreamError(
-                f"payload has {len(self.data) - self.at} bytes left where {size} are needed"
-            )
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, 63, 7):
-            byte = self.byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                if value >> 62:
-                    break
-                return value
-        raise CorruptStreamError("payload has an integer beyond 2^62")
-
-    def entry(self) -> _Entry:
-        coder = self.byte()
-        if coder > _RUN_STAGE:
-            raise CorruptStreamError(
-                f"payload has a run with coder {coder}, allowed are 0 to 2"
-            )
-        nonzero = self.varint() if coder == _RUN_SPARSE else 0
-        own = self.take(7) if coder == _RUN_STAGE else b""
-        return _Entry(coder, nonzero, own, self.varint() if coder != _RUN_ZERO else 0)
-
-    def done(self) -> None:
-        if self.at != len(self.data):
-            raise CorruptStreamError(f"payload has {len(self.data) - self.at} bytes too many")
-
-    def only_zeros(self) -> None:
-        if any(self.data[self.at :]):
-            raise CorruptStreamError("payload goes on after its last run")

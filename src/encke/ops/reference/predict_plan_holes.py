@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from encke.ops.reference import predict_plan
+from encke.ops.reference.predict_estimate import estimated_bits
 from encke.ops.reference.predict_plan import AXES, INTERPOLATION, LORENZO, Extents, Plan
 
 
@@ -87,6 +88,6 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
         ):
             foretold = torch.where(case, said, foretold)
         residual = (code[0] - foretold)[w | n | p]
-        found.append(predict_plan.estimated_bits(residual.abs(), residual < 0))
+        found.append(estimated_bits(residual.abs(), residual < 0))
     least = min(found)
     return Plan(LORENZO, bytes([1, found.index(least) + 1])), least
