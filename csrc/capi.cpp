@@ -34,15 +34,44 @@ int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_
     return encke::kernels().entropy_decode(payload, size, out, count, dtype);
 }
 
-int64_t encke_predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
-                             const encke_quantiser* q, const int32_t* plan, int plan_size) {
-    return sized(
-        encke::kernels().predict_encode(x, shape, ndim, dtype, *q, plan, plan_size, result));
+int64_t encke_predict_encode(const void* x, const uint8_t* valid, const int64_t* shape,
+                             int ndim, int dtype, const encke_quantiser* q, const int32_t* plan,
+                             int plan_size) {
+    return sized(encke::kernels().predict_encode(x, valid, shape, ndim, dtype, *q, plan,
+                                                 plan_size, result));
 }
 
-int encke_predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
-                         int ndim, int dtype) {
-    return encke::kernels().predict_decode(payload, size, out, shape, ndim, dtype);
+int encke_predict_decode(const uint8_t* payload, int64_t size, const uint8_t* valid, void* out,
+                         const int64_t* shape, int ndim, int dtype) {
+    return encke::kernels().predict_decode(payload, size, valid, out, shape, ndim, dtype);
+}
+
+int64_t encke_bitmap_encode(const void* x, const void* domain, const int64_t* shape, int ndim) {
+    return sized(encke::kernels().bitmap_encode(x, domain, shape, ndim, result));
+}
+
+int encke_bitmap_decode(const uint8_t* payload, int64_t size, const void* domain,
+                        const int64_t* shape, int ndim, void* out) {
+    return encke::kernels().bitmap_decode(payload, size, domain, shape, ndim, out);
+}
+
+int64_t encke_holes_mark(const void* x, int64_t count, int dtype, const double* fill, int fills,
+                         uint8_t* valid) {
+    return encke::kernels().holes_mark(x, count, dtype, fill, fills, valid);
+}
+
+int64_t encke_holes_sample(const void* x, int64_t count, int dtype, int64_t stride) {
+    return encke::kernels().holes_sample(x, count, dtype, stride);
+}
+
+int64_t encke_holes_pattern(const void* x, const uint8_t* valid, int64_t count, int dtype,
+                            uint8_t* out) {
+    return encke::kernels().holes_pattern(x, valid, count, dtype, out);
+}
+
+int64_t encke_holes_put(void* y, const uint8_t* where, int64_t count, int dtype,
+                        uint64_t bits) {
+    return encke::kernels().holes_put(y, where, count, dtype, bits);
 }
 
 int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,

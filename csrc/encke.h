@@ -49,10 +49,28 @@ int64_t encke_entropy_encode(const void* x, const int64_t* shape, int ndim, int 
 int encke_entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count,
                          int dtype);
 
-int64_t encke_predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
-                             const encke_quantiser* q, const int32_t* plan, int plan_size);
-int encke_predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
-                         int ndim, int dtype);
+int64_t encke_predict_encode(const void* x, const uint8_t* valid, const int64_t* shape,
+                             int ndim, int dtype, const encke_quantiser* q, const int32_t* plan,
+                             int plan_size);
+int encke_predict_decode(const uint8_t* payload, int64_t size, const uint8_t* valid, void* out,
+                         const int64_t* shape, int ndim, int dtype);
+
+// Truth values (a byte each, 0 or 1) whose neighbours foretell them. Where `domain` is given
+// and 0, there is no truth value and x must be 0.
+int64_t encke_bitmap_encode(const void* x, const void* domain, const int64_t* shape, int ndim);
+int encke_bitmap_decode(const uint8_t* payload, int64_t size, const void* domain,
+                        const int64_t* shape, int ndim, void* out);
+
+// Holes: 1 where a value is finite and none of `fill` (numbers of the dtype), and how many
+// those are; how many of every stride-th value are not finite; 1 and the bits of one if all
+// holes have the same.
+int64_t encke_holes_mark(const void* x, int64_t count, int dtype, const double* fill, int fills,
+                         uint8_t* valid);
+int64_t encke_holes_sample(const void* x, int64_t count, int dtype, int64_t stride);
+int64_t encke_holes_pattern(const void* x, const uint8_t* valid, int64_t count, int dtype,
+                            uint8_t* out);
+// Writes the bits wherever `where` is 1; how often that was.
+int64_t encke_holes_put(void* y, const uint8_t* where, int64_t count, int dtype, uint64_t bits);
 
 int64_t encke_group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
                            uint64_t seed);

@@ -63,20 +63,64 @@ NB_MODULE(_native, m) {
         Release());
     m.def(
         "predict_encode",
-        [](uintptr_t x, const std::vector<int64_t>& shape, int dtype, int kind, double s0,
-           double s1, double l0, double l1, uint64_t seed, double error,
+        [](uintptr_t x, uintptr_t valid, const std::vector<int64_t>& shape, int dtype, int kind,
+           double s0, double s1, double l0, double l1, uint64_t seed, double error,
            const std::vector<int32_t>& plan) {
             encke_quantiser q = quantiser(kind, s0, s1, l0, l1, seed, error);
-            return encke_predict_encode(in(x), shape.data(), static_cast<int>(shape.size()),
-                                        dtype, &q, plan.data(), static_cast<int>(plan.size()));
+            return encke_predict_encode(in(x), bytes(valid), shape.data(),
+                                        static_cast<int>(shape.size()), dtype, &q, plan.data(),
+                                        static_cast<int>(plan.size()));
         },
         Release());
     m.def(
         "predict_decode",
-        [](uintptr_t p, int64_t size, uintptr_t y, const std::vector<int64_t>& shape,
-           int dtype) {
-            return encke_predict_decode(bytes(p), size, out(y), shape.data(),
+        [](uintptr_t p, int64_t size, uintptr_t valid, uintptr_t y,
+           const std::vector<int64_t>& shape, int dtype) {
+            return encke_predict_decode(bytes(p), size, bytes(valid), out(y), shape.data(),
                                         static_cast<int>(shape.size()), dtype);
+        },
+        Release());
+    m.def(
+        "bitmap_encode",
+        [](uintptr_t x, uintptr_t domain, const std::vector<int64_t>& shape) {
+            return encke_bitmap_encode(in(x), in(domain), shape.data(),
+                                       static_cast<int>(shape.size()));
+        },
+        Release());
+    m.def(
+        "bitmap_decode",
+        [](uintptr_t p, int64_t size, uintptr_t domain, const std::vector<int64_t>& shape,
+           uintptr_t y) {
+            return encke_bitmap_decode(bytes(p), size, in(domain), shape.data(),
+                                       static_cast<int>(shape.size()), out(y));
+        },
+        Release());
+    m.def(
+        "holes_mark",
+        [](uintptr_t x, int64_t count, int dtype, const std::vector<double>& fill,
+           uintptr_t valid) {
+            return encke_holes_mark(in(x), count, dtype, fill.data(),
+                                    static_cast<int>(fill.size()),
+                                    static_cast<uint8_t*>(out(valid)));
+        },
+        Release());
+    m.def(
+        "holes_sample",
+        [](uintptr_t x, int64_t count, int dtype, int64_t stride) {
+            return encke_holes_sample(in(x), count, dtype, stride);
+        },
+        Release());
+    m.def(
+        "holes_pattern",
+        [](uintptr_t x, uintptr_t valid, int64_t count, int dtype, uintptr_t y) {
+            return encke_holes_pattern(in(x), bytes(valid), count, dtype,
+                                       static_cast<uint8_t*>(out(y)));
+        },
+        Release());
+    m.def(
+        "holes_put",
+        [](uintptr_t y, uintptr_t where, int64_t count, int dtype, uint64_t bits) {
+            return encke_holes_put(out(y), bytes(where), count, dtype, bits);
         },
         Release());
     m.def(

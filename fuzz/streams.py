@@ -35,6 +35,7 @@ EDGES = (0, 1, 7, 8, 31, 32, 127, 128, 254, 255, 2**15, 2**16 - 1, 2**31 - 1, 2*
 MOST_BYTES = 1 << 28
 #: Without values, but with other extents that a decoder might divide by or multiply.
 EMPTY = ((0,), (3, 0), (0, 4, 5), (2, 3, 0, 4))
+VERSIONS = (stream.VERSION, stream.WITH_HOLES)
 #: Any bound that the codec keeps, and a dtype that it takes.
 ANY_BOUND = {
     "fixed": (encke.Absolute(1e-2), torch.float32),
@@ -72,6 +73,7 @@ def packed_originals() -> Iterator[encke.Packed]:
             )
         for tensor, options in itertools.product((smooth, wild, field), kinds):
             yield encke.compress(tensor, encke.Absolute(1e-2), codec="predict", **options)
+        yield from with_holes(field if count < 9000 else rows.to(dtype), kinds)
         for bits in (1, 2, 4, 8):
             yield encke.compress(wild, encke.FixedRate(bits), codec="group")
         yield encke.compress(wild, encke.Lossless(), codec="lossless")
@@ -81,6 +83,19 @@ def packed_originals() -> Iterator[encke.Packed]:
     yield encke.compress(torch.rand(999) < 0.5, encke.Lossless(), codec="mask")
     for (codec, (bound, dtype)), shape in itertools.product(ANY_BOUND.items(), EMPTY):
         yield encke.compress(torch.zeros(shape, dtype=dtype), bound, codec=codec)
+
+
+def with_holes(field: torch.Tensor, kinds: list[dict[str, Any]]) -> Iterator[encke.Packed]:
+    """Holes of one kind and of several, for each codec that values may have."""
+    one = field.clone().contiguous()
+    one.view(-1)[field.numel() // 4 : field.numel() // 2] = 1e4
+    several = one.clone()
+    several.view(-1)[::7] = float("nan")
+    several.view(-1)[3::11] = float("inf")
+    for x, codec in itertools.product((one, several), ("fixed", "entropy", "predict")):
+        for options in kinds:
+            yield encke.compress(x, encke.Absolute(1e-2), codec=codec, fill=1e4, **options)
+    yield encke.compress(several, encke.Lossless(), codec="lossless", fill=1e4)
 
 
 def falsely_empty() -> Iterator[encke.Packed]:
@@ -127,7 +142,7 @@ def put_right(data: bytearray) -> bytes:
     """The mutant with a length and a checksum that fit it."""
     if len(data) < 44:
         return bytes(data)
-    data[:5] = stream.MAGIC + bytes([stream.VERSION])
+    data[:5] = stream.MAGIC + bytes([data[4] if data[4] in VERSIONS else stream.VERSION])
     data[7] = 1
     start = stream.header_bytes(data[8])
     body = max(0, len(data) - 4 - start)

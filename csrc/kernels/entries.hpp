@@ -13,10 +13,29 @@ int entropy_encode(const void* x, const int64_t* shape, int ndim, int dtype,
                    const encke_quantiser& q, Parts& to);
 int entropy_decode(const uint8_t* payload, int64_t size, void* out, int64_t count, int dtype);
 
-int predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
-                   const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to);
-int predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
-                   int ndim, int dtype);
+// Where `valid` is not null, a value is only where it is 1; what `out` has elsewhere is open.
+int predict_encode(const void* x, const uint8_t* valid, const int64_t* shape, int ndim,
+                   int dtype, const encke_quantiser& q, const int32_t* plan, int plan_size,
+                   Parts& to);
+int predict_decode(const uint8_t* payload, int64_t size, const uint8_t* valid, void* out,
+                   const int64_t* shape, int ndim, int dtype);
+
+// Truth values with their neighbours in mind; `domain` may be null, and elsewhere says where
+// there are truth values at all.
+int bitmap_encode(const void* x, const void* domain, const int64_t* shape, int ndim, Parts& to);
+int bitmap_decode(const uint8_t* payload, int64_t size, const void* domain,
+                  const int64_t* shape, int ndim, void* out);
+
+// Holes: 1 where a value is finite and none of `fill` (numbers of the dtype), and how many
+// those are; how many of every stride-th value are not finite; 1 and the bits of one if all
+// holes have the same.
+int64_t holes_mark(const void* x, int64_t count, int dtype, const double* fill, int fills,
+                   uint8_t* valid);
+int64_t holes_sample(const void* x, int64_t count, int dtype, int64_t stride);
+int64_t holes_pattern(const void* x, const uint8_t* valid, int64_t count, int dtype,
+                      uint8_t* out);
+// Writes the bits wherever `where` is 1; how often that was.
+int64_t holes_put(void* y, const uint8_t* where, int64_t count, int dtype, uint64_t bits);
 
 int group_encode(const void* x, int64_t count, int dtype, int bits, int stochastic,
                  uint64_t seed, Parts& to);

@@ -1,9 +1,11 @@
 // `predict`: docs/format.md, section 8.
 #include <cmath>
 #include <new>
+#include <optional>
 
 #include "kernels/entries.hpp"
 #include "kernels/predict_model.hpp"
+#include "kernels/predict_plan_holes.hpp"
 
 namespace encke::ENCKE_ISA {
 
@@ -53,26 +55,41 @@ Real safe_error(double promised) {
     return std::isfinite(e) ? e : 3.0e38f;
 }
 
+// What the holes of a tensor leave of grids and codes.
+std::optional<ValidGrids> valid_grids(const Plan& plan, const Extents& extents,
+                                      const uint8_t* valid) {
+    if (!valid) return std::nullopt;
+    std::vector<Extents> grids{extents};
+    if (plan.mode == kInterpolation) grids = grids_of(plan, extents);
+    return ValidGrids(plan, grids, valid);
+}
+
 template <class T>
 class Encoder {
   public:
     using Value = typename T::Value;
     using Real = typename T::Real;
 
-    Encoder(const Value* x, const Extents& extents, const encke_quantiser& q)
-        : x_(x), extents_(extents), q_(q) {}
+    // Where `valid` is not null, x is NaN wherever it is 0.
+    Encoder(const Value* x, const uint8_t* valid, const Extents& extents,
+            const encke_quantiser& q)
+        : x_(x), valid_(valid), extents_(extents), q_(q) {}
 
     int run(const Plan& plan, int flags, Parts& to) {
         const int64_t count = extents_.size();
         const bool keep = flags & kKeepNonzero, check_last = !kNative<T> || keep;
-        Coding<Real> c{&plan, extents_, q_.kind == ENCKE_DITHER, q_.seed, q_.step[0], {}, {}};
+        Coding<Real> c{&plan, extents_, q_.kind == ENCKE_DITHER, q_.seed, q_.step[0], {},
+                       {},    nullptr};
         c.lattice.step = static_cast<Real>(q_.step[0]);
         c.lattice.inverse = static_cast<Real>(1) / c.lattice.step;
         c.lattice.error = safe_error<Real>(q_.limit[0]);
         c.lattice.most = largest_code<Real>(plan);
+        c.lattice.holes = valid_ != nullptr;
         std::vector<int64_t> pieces = pieces_of(plan, extents_);
-        c.runs = runs_of(pieces, plan.share);
-        int64_t codes_count = c.runs.back().first + c.runs.back().count;
+        const std::optional<ValidGrids> grids = valid_grids(plan, extents_, valid_);
+        if (grids) c.valid = &*grids;
+        c.runs = runs_of(pieces, grids ? grids->pieces() : pieces, plan.share);
+        int64_t codes_count = c.runs.positions();
         int64_t room = plan.mode == kInterpolation
                            ? interpolation_room(grids_of(plan, extents_), true)
                            : 0;
@@ -93,19 +110,24 @@ class Encoder {
         bool zeros = false;
         if (check_last) zeros = check(rebuilt, count, keep, outliers);
         std::sort(outliers.begin(), outliers.end());
+        // Positions and dither part where holes are left out.
+        const int kind = grids ? ENCKE_PLAIN : q_.kind;
+        if (grids) close_up(codes, grids->order(), count);
         RunWriter runs;
-        for (size_t r = 0; r < c.runs.size(); ++r) {
-            int status = runs.add(codes + c.runs[r].first, c.runs[r].count, q_.kind,
-                                  run_seed(q_.seed, r));
+        for (size_t r = 0; r < c.runs.coded.size(); ++r) {
+            const Run& run = c.runs.coded[r];
+            int status = runs.add(codes + run.first, run.count, kind, run_seed(q_.seed, r));
             if (status != ENCKE_OK) return status;
         }
         if (zeros) {
             for (int64_t i = 0; i < count; ++i) codes[i] = is_zero<T>(x_[i]);
-            int status = runs.add(codes, count, ENCKE_PLAIN, 0);
+            int64_t many = valid_ ? close_up(codes, valid_, count) : count;
+            int status = runs.add(codes, many, ENCKE_PLAIN, 0);
             if (status != ENCKE_OK) return status;
         }
         memory.close();
-        int status = write_payload(plan, flags | (zeros ? kZeroMap : 0), outliers, runs, to);
+        flags |= (zeros ? kZeroMap : 0) | (valid_ ? kHoles : 0);
+        int status = write_payload(plan, flags, outliers, runs, to);
         if (status != ENCKE_OK) return status;
         return to.size() > kPredictParameters + 4 + count * static_cast<int64_t>(sizeof(Value))
                    ? verbatim(to)
@@ -129,14 +151,16 @@ class Encoder {
         const Plan& plan = *c.plan;
         switch (plan.mode) {
             case kLorenzo:
-                return lorenzo_encode<kDithered>(plan, extents_, c.lattice, q_.seed, x, rebuilt,
-                                                 codes, outliers);
+                lorenzo_quantise<kDithered>(extents_, c.lattice, q_.seed, x, rebuilt, codes,
+                                            outliers);
+                if (valid_) return lorenzo_difference_holes(plan, extents_, valid_, codes);
+                return lorenzo_difference(plan, extents_, codes);
             case kRegression: {
                 int64_t first = Blocks(plan, extents_).coefficients();
-                size_t run = c.runs.size() - 1;
+                size_t run = c.runs.all.size() - 1;
                 return regression_encode<kDithered>(
                     plan, extents_, c.lattice, run_seed(q_.seed, run),
-                    first - c.runs[run].first, x, rebuilt, codes, codes + first, outliers);
+                    first - c.runs.all[run].first, x, rebuilt, codes, codes + first, outliers);
             }
             default:
                 return interpolation_encode<kDithered>(c, x, scratch, rebuilt, codes, outliers);
@@ -148,6 +172,7 @@ class Encoder {
     bool check(const Real* rebuilt, int64_t count, bool keep, std::vector<int64_t>& outliers) {
         bool zeros = false;
         for (int64_t i = 0; i < count; ++i) {
+            if (valid_ && !valid_[i]) continue;
             if (keep && is_zero<T>(x_[i])) {
                 zeros = true;
                 continue;
@@ -229,22 +254,46 @@ class Encoder {
     }
 
     const Value* x_;
+    const uint8_t* valid_;
     Extents extents_;
     encke_quantiser q_;
 };
 
+// The values, NaN where there are none.
 template <class T>
-int encode_values(const void* x, const Extents& extents, const encke_quantiser& q,
-                  const int32_t* plan, int plan_size, Parts& to) {
+void with_nan(const typename T::Value* __restrict x, const uint8_t* __restrict valid,
+              int64_t count, typename T::Value* __restrict values) {
+    using Value = typename T::Value;
+    using Pattern = typename T::Pattern;
+    // All bits of a hole are set, which is a NaN.
+    for (int64_t i = 0; i < count; ++i) {
+        const Pattern hole = static_cast<Pattern>(valid[i] - Pattern{1});
+        values[i] = bit_cast<Value>(static_cast<Pattern>(bit_cast<Pattern>(x[i]) | hole));
+    }
+}
+
+template <class T>
+int encode_values(const void* x, const uint8_t* valid, const Extents& extents,
+                  const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to) {
     auto* values = static_cast<const typename T::Value*>(x);
+    thread_local Arena marked;
+    if (valid) {
+        using Value = typename T::Value;
+        if (!marked.open(Arena::room<Value>(extents.size()))) return ENCKE_NO_MEMORY;
+        Value* copy = marked.take<Value>(extents.size());
+        with_nan<T>(values, valid, extents.size(), copy);
+        values = copy;
+    }
     if (plan_size < 1 || plan[0] < 0 || plan[0] > kKeepNonzero) return ENCKE_BAD_ARGUMENT;
     if (q.kind != ENCKE_PLAIN && q.kind != ENCKE_DITHER) return ENCKE_BAD_ARGUMENT;
-    Encoder<T> encoder(values, extents, q);
+    Encoder<T> encoder(values, valid, extents, q);
     if (extents.size() == 0) return encoder.verbatim(to);
     Plan chosen;
     if (plan_size == 1) {
         if (q.step[0] == 0) return encoder.verbatim(to);
-        chosen = choose_plan<T>(values, extents, static_cast<typename T::Real>(q.step[0]));
+        const auto step = static_cast<typename T::Real>(q.step[0]);
+        chosen = valid ? choose_plan_holes<T>(values, extents, step)
+                       : choose_plan<T>(values, extents, step);
         // Dither promises one variance for all errors, which finer coarse grids would not keep.
         if (q.kind == ENCKE_DITHER) chosen.decay = 0;
     } else {
@@ -254,10 +303,13 @@ int encode_values(const void* x, const Extents& extents, const encke_quantiser& 
             if (plan[i] < 0 || plan[i] > 255) return ENCKE_BAD_ARGUMENT;
             bytes[i - 2] = static_cast<uint8_t>(plan[i]);
         }
-        if (!chosen.read(plan[1], bytes, plan_size - 2, extents)) return ENCKE_BAD_ARGUMENT;
+        if (!chosen.read(plan[1], bytes, plan_size - 2, extents, valid != nullptr))
+            return ENCKE_BAD_ARGUMENT;
         if (chosen.mode == kVerbatim || q.step[0] == 0) return encoder.verbatim(to);
     }
-    return encoder.run(chosen, plan[0], to);
+    int status = encoder.run(chosen, plan[0], to);
+    marked.close();
+    return status;
 }
 
 template <class T>
@@ -266,9 +318,11 @@ class Decoder {
     using Value = typename T::Value;
     using Real = typename T::Real;
 
-    Decoder(const uint8_t* payload, int64_t size, Value* out, const Extents& extents)
+    Decoder(const uint8_t* payload, int64_t size, const uint8_t* valid, Value* out,
+            const Extents& extents)
         : payload_(payload),
           from_(payload + kPredictParameters, payload + size),
+          valid_(valid),
           out_(out),
           extents_(extents) {}
 
@@ -281,21 +335,26 @@ class Decoder {
         plan.share = share;
         if (read<uint64_t>(payload_) >> 8 || read<double>(payload_ + 16) != 0)
             return ENCKE_CORRUPT;
-        if (!bytes || share > Plan::kMostShare || flags > (kKeepNonzero | kZeroMap) ||
-            flags == kZeroMap || !plan.read(mode, bytes, size, extents_))
+        const int zeros = flags & (kKeepNonzero | kZeroMap);
+        if (!bytes || share > Plan::kMostShare || flags > (zeros | kHoles) ||
+            zeros == kZeroMap || !plan.read(mode, bytes, size, extents_, valid_ != nullptr))
             return ENCKE_CORRUPT;
         if (mode == kVerbatim) return verbatim(count);
+        if (((flags & kHoles) != 0) != (valid_ != nullptr)) return ENCKE_CORRUPT;
         int kind = payload_[0];
         double step = read<double>(payload_ + 8);
         uint64_t seed = read<uint64_t>(payload_ + 24);
-        Coding<Real> c{&plan, extents_, kind == ENCKE_DITHER, seed, step, {}, {}};
+        Coding<Real> c{&plan, extents_, kind == ENCKE_DITHER, seed, step, {}, {}, nullptr};
         c.lattice.step = static_cast<Real>(step);
         if (!(step > 0) || !std::isfinite(step) || static_cast<double>(c.lattice.step) != step)
             return ENCKE_CORRUPT;
         if (kind != ENCKE_DITHER && (kind != ENCKE_PLAIN || seed != 0)) return ENCKE_CORRUPT;
-        c.runs = runs_of(pieces_of(plan, extents_), plan.share);
+        const std::vector<int64_t> pieces = pieces_of(plan, extents_);
+        const std::optional<ValidGrids> grids = valid_grids(plan, extents_, valid_);
+        if (grids) c.valid = &*grids;
+        c.runs = runs_of(pieces, grids ? grids->pieces() : pieces, plan.share);
         int64_t outliers = from_.varint(), positions_size = from_.varint();
-        std::vector<RunEntry> entries(c.runs.size() + (flags & kZeroMap ? 1 : 0));
+        std::vector<RunEntry> entries(c.runs.coded.size() + (flags & kZeroMap ? 1 : 0));
         for (RunEntry& entry : entries) entry.read(from_);
         const uint8_t* positions = from_.take(positions_size);
         if (from_.failed() || outliers > count || outliers > positions_size)
@@ -303,36 +362,44 @@ class Decoder {
         const uint8_t* values = from_.take(outliers * static_cast<int64_t>(sizeof(Value)));
         if (!values) return ENCKE_CORRUPT;
 
-        int64_t codes_count = c.runs.back().first + c.runs.back().count;
+        int64_t codes_count = std::max(c.runs.positions(), count);
         int64_t room = plan.mode == kInterpolation
                            ? interpolation_room(grids_of(plan, extents_), false)
                            : 0;
+        const int64_t closed_count = grids ? c.runs.codes() + 8 : 0;
         Arena& memory = arena();
-        if (!memory.open(Arena::room<int32_t>(std::max(codes_count, count)) +
-                         Arena::room<Real>(room) + Arena::room<Real>(kNative<T> ? 0 : count)))
+        if (!memory.open(Arena::room<int32_t>(codes_count) +
+                         Arena::room<int32_t>(closed_count) + Arena::room<Real>(room) +
+                         Arena::room<Real>(kNative<T> ? 0 : count)))
             return ENCKE_NO_MEMORY;
-        int32_t* codes = memory.take<int32_t>(std::max(codes_count, count));
+        int32_t* codes = memory.take<int32_t>(codes_count);
+        int32_t* closed = grids ? memory.take<int32_t>(closed_count) : codes;
         Real* scratch = memory.take<Real>(room);
-        for (size_t r = 0; r < c.runs.size(); ++r) {
-            int status = decode_run(entries[r], kind, run_seed(seed, r),
-                                    codes + c.runs[r].first, c.runs[r].count);
+        for (size_t r = 0; r < c.runs.coded.size(); ++r) {
+            const Run& run = c.runs.coded[r];
+            int status = decode_run(entries[r], grids ? ENCKE_PLAIN : kind, run_seed(seed, r),
+                                    closed + run.first, run.count);
             if (status != ENCKE_OK) return status;
         }
+        if (grids && plan.mode == kInterpolation) open_up(closed, grids->order(), count, codes);
         Real* y = nullptr;
         if constexpr (kNative<T>)
             y = out_;
         else
             y = memory.take<Real>(count);
         if (c.dithered)
-            model<true>(c, codes, scratch, y);
+            model<true>(c, closed, codes, scratch, y);
         else
-            model<false>(c, codes, scratch, y);
+            model<false>(c, closed, codes, scratch, y);
         const bool keep = flags & kKeepNonzero;
         if (!kNative<T> || keep)
             for (int64_t i = 0; i < count; ++i) out_[i] = finished<T>(y[i], keep);
         if (flags & kZeroMap) {
-            int status = decode_run(entries.back(), ENCKE_PLAIN, 0, codes, count);
+            int32_t* map = grids ? closed : codes;
+            int64_t many = grids ? c.runs.codes() : count;
+            int status = decode_run(entries.back(), ENCKE_PLAIN, 0, map, many);
             if (status != ENCKE_OK) return status;
+            if (grids) open_up(closed, valid_, count, codes);
             for (int64_t i = 0; i < count; ++i)
                 if (codes[i]) out_[i] = Value{0};
         }
@@ -356,18 +423,22 @@ class Decoder {
     }
 
     template <bool kDithered>
-    void model(const Coding<Real>& c, int32_t* codes, Real* scratch, Real* y) {
+    void model(const Coding<Real>& c, const int32_t* closed, int32_t* codes, Real* scratch,
+               Real* y) {
         const Plan& plan = *c.plan;
         switch (plan.mode) {
             case kLorenzo:
-                return lorenzo_decode<kDithered>(plan, extents_, c.lattice.step, c.seed, codes,
-                                                 y);
+                if (valid_)
+                    lorenzo_sum_holes(plan, extents_, valid_, closed, codes);
+                else
+                    lorenzo_sum(plan, extents_, codes);
+                return lorenzo_rebuild<kDithered>(extents_, c.lattice.step, c.seed, codes, y);
             case kRegression: {
                 int64_t first = Blocks(plan, extents_).coefficients();
-                size_t run = c.runs.size() - 1;
+                size_t run = c.runs.all.size() - 1;
                 return regression_decode<kDithered>(
                     plan, extents_, c.lattice.step, run_seed(c.seed, run),
-                    first - c.runs[run].first, codes, codes + first, y);
+                    first - c.runs.all[run].first, codes, codes + first, y);
             }
             default:
                 return interpolation_decode<kDithered>(c, codes, scratch, y);
@@ -390,33 +461,35 @@ class Decoder {
 
     const uint8_t* payload_;
     Cursor from_;
+    const uint8_t* valid_;
     Value* out_;
     Extents extents_;
 };
 
 }  // namespace
 
-int predict_encode(const void* x, const int64_t* shape, int ndim, int dtype,
-                   const encke_quantiser& q, const int32_t* plan, int plan_size, Parts& to) {
+int predict_encode(const void* x, const uint8_t* valid, const int64_t* shape, int ndim,
+                   int dtype, const encke_quantiser& q, const int32_t* plan, int plan_size,
+                   Parts& to) {
     try {
         return with_float(dtype, [&](auto t) {
-            return encode_values<decltype(t)>(x, Extents::of(shape, ndim), q, plan, plan_size,
-                                              to);
+            return encode_values<decltype(t)>(x, valid, Extents::of(shape, ndim), q, plan,
+                                              plan_size, to);
         });
     } catch (const std::bad_alloc&) {
         return ENCKE_NO_MEMORY;
     }
 }
 
-int predict_decode(const uint8_t* payload, int64_t size, void* out, const int64_t* shape,
-                   int ndim, int dtype) {
+int predict_decode(const uint8_t* payload, int64_t size, const uint8_t* valid, void* out,
+                   const int64_t* shape, int ndim, int dtype) {
     Extents extents = Extents::of(shape, ndim);
     if (size < least_payload(extents.size())) return ENCKE_CORRUPT;
     try {
         return with_float(dtype, [&](auto t) {
             using T = decltype(t);
             auto* values = static_cast<typename T::Value*>(out);
-            return Decoder<T>(payload, size, values, extents).run();
+            return Decoder<T>(payload, size, valid, values, extents).run();
         });
     } catch (const std::bad_alloc&) {
         return ENCKE_NO_MEMORY;

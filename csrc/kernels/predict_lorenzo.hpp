@@ -146,9 +146,8 @@ inline void lorenzo_sum(const Plan& plan, const Extents& e, int32_t* codes) {
 
 // Values to codes on the lattice, each against zero.
 template <bool kDithered, class Real>
-void lorenzo_encode(const Plan& plan, const Extents& e, const Lattice<Real>& l, uint64_t seed,
-                    const Real* x, Real* rebuilt, int32_t* codes,
-                    std::vector<int64_t>& outliers) {
+void lorenzo_quantise(const Extents& e, const Lattice<Real>& l, uint64_t seed, const Real* x,
+                      Real* rebuilt, int32_t* codes, std::vector<int64_t>& outliers) {
     std::vector<std::vector<int64_t>> failed(Parts::kMost);
     for_stretches(e.size(), [&](int thread, int64_t first, int64_t n) {
         alignas(64) Real y[4096], u[kDithered ? 4096 : 1];
@@ -159,13 +158,11 @@ void lorenzo_encode(const Plan& plan, const Extents& e, const Lattice<Real>& l, 
         if (!good && !rebuilt) list_failures(x + first, y, l, first, n, failed[thread]);
     });
     for (const auto& list : failed) outliers.insert(outliers.end(), list.begin(), list.end());
-    lorenzo_difference(plan, e, codes);
 }
 
 template <bool kDithered, class Real>
-void lorenzo_decode(const Plan& plan, const Extents& e, Real step, uint64_t seed,
-                    int32_t* codes, Real* out) {
-    lorenzo_sum(plan, e, codes);
+void lorenzo_rebuild(const Extents& e, Real step, uint64_t seed, const int32_t* codes,
+                     Real* out) {
     for_stretches(e.size(), [&](int, int64_t first, int64_t n) {
         alignas(64) Real u[kDithered ? 4096 : 1];
         if constexpr (kDithered) fill_dither(u, seed, first, n);

@@ -3,8 +3,11 @@
 
 #include <vector>
 
+#include "kernels/predict_fill.hpp"
+#include "kernels/predict_holes.hpp"
 #include "kernels/predict_interpolate.hpp"
 #include "kernels/predict_lorenzo.hpp"
+#include "kernels/predict_lorenzo_holes.hpp"
 #include "kernels/predict_payload.hpp"
 #include "kernels/predict_regression.hpp"
 
@@ -52,7 +55,8 @@ struct Coding {
     uint64_t seed;
     double step;
     Lattice<Real> lattice;
-    std::vector<Run> runs;
+    Runs runs;
+    const ValidGrids* valid;  // null where every position has a value
 };
 
 // The largest code of a mode: differences of such codes stay clear of the two ends of the
@@ -102,14 +106,14 @@ void for_halvings(const Coding<Real>& c, const std::vector<Extents>& grids, F f)
     int64_t at = grids.back().size();
     size_t run = 0;
     for (int i = plan.steps - 1; i >= 0; --i) {
-        while (at >= c.runs[run].first + c.runs[run].count) ++run;
+        while (at >= c.runs.all[run].first + c.runs.all[run].count) ++run;
         int axis = plan.axis(i), weight = plan.weight(i);
         StepContext<Real> s{{grids[i].before(axis), grids[i].n[axis], grids[i].behind(axis)},
                             static_cast<Real>(weight) / 16,
                             static_cast<Real>(8 - weight) / 16,
                             lattice_at(c, i),
                             run_seed(c.seed, run),
-                            at - c.runs[run].first};
+                            at - c.runs.all[run].first};
         f(i, s, at);
         at += s.h.odd_size();
     }
@@ -151,6 +155,15 @@ void decode_base(const Coding<Real>& c, const int32_t* codes, int64_t n, Real* y
     }
 }
 
+// Makes the holes of grid i, as it was rebuilt, fit to be predicted from.
+template <class Real>
+void fill_grid(const Coding<Real>& c, const std::vector<Extents>& grids, int i, Real* y) {
+    if (!c.valid || !c.valid->has_holes(i)) return;
+    const Extents& grid = grids[static_cast<size_t>(i)];
+    if (i == c.plan->steps) carry_over(c.valid->grid(i), grid.size(), y);
+    HoleFiller<Real>(*c.plan, grid, y).run(c.valid->grid(i));
+}
+
 // Values that the interpolation needs memory for, beside the tensor and its codes.
 inline int64_t interpolation_room(const std::vector<Extents>& grids, bool encoding) {
     int64_t room = 0;
@@ -188,6 +201,7 @@ void interpolation_encode(const Coding<Real>& c, const Real* x, Real* room, Real
     auto check_base = [&] {
         const Extents& g = grids.back();
         for (int64_t k = 0; k < g.size(); ++k) {
+            if (c.lattice.holes && truth.back()[k] != truth.back()[k]) continue;
             Real error = coarsest[k] - truth.back()[k];
             if (!((error < 0 ? -error : error) <= c.lattice.error))
                 outliers.push_back(origin(plan, plan.steps, c.extents, g, k));
@@ -195,8 +209,9 @@ void interpolation_encode(const Coding<Real>& c, const Real* x, Real* room, Real
     };
     if (!rebuilt) check_base();
     for_halvings(c, grids, [&](int i, const StepContext<Real>& s, int64_t at) {
-        const Real* even = i + 1 == plan.steps ? coarsest : turns[(i + 1) % 2];
+        Real* even = i + 1 == plan.steps ? coarsest : turns[(i + 1) % 2];
         Real* to = i == 0 ? rebuilt : turns[i % 2];
+        fill_grid(c, grids, i + 1, even);
         if (rebuilt) {
             encode_step<kDithered>(s, truth[i], even, to, codes + at, nullptr);
             return;
@@ -222,6 +237,7 @@ void interpolation_decode(const Coding<Real>& c, const int32_t* codes, Real* roo
     Real* coarsest = plan.steps == 0 ? out : turns[plan.steps % 2];
     decode_base<kDithered>(c, codes, grids.back().size(), coarsest);
     for_halvings(c, grids, [&](int i, const StepContext<Real>& s, int64_t at) {
+        fill_grid(c, grids, i + 1, turns[(i + 1) % 2]);
         decode_step<kDithered>(s, turns[(i + 1) % 2], codes + at, i == 0 ? out : turns[i % 2]);
     });
 }

@@ -26,18 +26,32 @@ inline uint64_t run_seed(uint64_t seed, size_t run) {
     return seed + static_cast<uint64_t>(run) * 0xD1342543DE82EF95u;
 }
 
-// Pieces, coarsest first, gathered into runs.
-inline std::vector<Run> runs_of(const std::vector<int64_t>& pieces, int share) {
-    std::vector<Run> runs;
-    int64_t at = 0, all = 0;
-    for (int64_t piece : pieces) all += piece;
-    const int64_t enough = std::max(kRunCodes, all >> share);
+// Pieces, coarsest first, gathered into runs: where they are among all positions, and among
+// those that have a code.
+struct Runs {
+    std::vector<Run> all, coded;
+
+    int64_t positions() const { return all.back().first + all.back().count; }
+    int64_t codes() const { return coded.back().first + coded.back().count; }
+};
+
+inline Runs runs_of(const std::vector<int64_t>& pieces, const std::vector<int64_t>& coded,
+                    int share) {
+    Runs runs;
+    int64_t at = 0, coded_at = 0, sum = 0;
+    for (int64_t piece : coded) sum += piece;
+    const int64_t enough = std::max(kRunCodes, sum >> share);
     bool open = false;
-    for (int64_t piece : pieces) {
-        if (!open) runs.push_back({at, 0});
-        runs.back().count += piece;
-        at += piece;
-        open = runs.back().count < enough;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        if (!open) {
+            runs.all.push_back({at, 0});
+            runs.coded.push_back({coded_at, 0});
+        }
+        runs.all.back().count += pieces[i];
+        runs.coded.back().count += coded[i];
+        at += pieces[i];
+        coded_at += coded[i];
+        open = runs.coded.back().count < enough;
     }
     return runs;
 }

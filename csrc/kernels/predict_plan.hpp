@@ -4,15 +4,18 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/predict_estimate.hpp"
 #include "kernels/predict_rows.hpp"
 
 namespace encke::ENCKE_ISA::predict {
 
 enum PredictMode { kVerbatim = 0, kLorenzo = 1, kRegression = 2, kInterpolation = 3 };
-enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2 };
+enum PredictFlags { kKeepNonzero = 1, kZeroMap = 2, kHoles = 4 };
 
 constexpr int kAxes = 4;
-constexpr int kSamples = 512, kLorenzoSamples = 256;
+constexpr int kSamples = 512, kLorenzoSamples = 512, kPoints = 4096;
+// Lorenzo must promise fewer bits than this share of the interpolation's: samples vary.
+constexpr double kClearly = 0.985;
 
 // The tensor's extents, leading dimensions merged or filled with 1 to make four.
 struct Extents {
@@ -56,6 +59,8 @@ struct Plan {
     int side = 8;        // regression: of a block
     int difference = 0;  // interpolation: whether the coarsest grid is coded as differences
     int decay = 0;       // interpolation: steps after which the lattice gets finer, or 0
+    int fill = 0;        // interpolation with holes: axes that fill them, a bit for each
+    int steep = 0;       // interpolation with holes: whether they are filled with more slope
     int steps = 0;       // interpolation, finest first
     uint8_t step[kMostSteps];
 
@@ -73,7 +78,8 @@ struct Plan {
                 to[2] = static_cast<uint8_t>(side);
                 return 3;
             case kInterpolation:
-                to[0] = static_cast<uint8_t>(difference), to[1] = static_cast<uint8_t>(decay);
+                to[0] = static_cast<uint8_t>(difference | steep << 1 | fill << 4);
+                to[1] = static_cast<uint8_t>(decay);
                 std::memcpy(to + 2, step, static_cast<size_t>(steps));
                 return 2 + steps;
             default:
@@ -82,7 +88,7 @@ struct Plan {
     }
 
     // False if no plan for these extents has these bytes.
-    bool read(int of_mode, const uint8_t* from, int size, const Extents& extents) {
+    bool read(int of_mode, const uint8_t* from, int size, const Extents& extents, bool holes) {
         mode = of_mode;
         // Without values there is nothing to predict, and extents of 0 divide nothing.
         if (mode != kVerbatim && extents.size() == 0) return false;
@@ -94,11 +100,14 @@ struct Plan {
                 if (size != (mode == kLorenzo ? 2 : 3)) return false;
                 order = from[0], axes = from[1];
                 if (order < 1 || order > 2 || axes < 1 || axes > 3) return false;
+                if (holes && (mode == kRegression || order == 2)) return false;
                 if (mode == kRegression) side = from[2];
                 return mode == kLorenzo || (side >= 2 && side <= 64);
             case kInterpolation: {
-                if (size < 2 || size - 2 > kMostSteps || from[0] > 1) return false;
-                difference = from[0], decay = from[1], steps = size - 2;
+                if (size < 2 || size - 2 > kMostSteps) return false;
+                if (holes ? from[0] & 0x0D : from[0] > 1) return false;
+                difference = from[0] & 1, steep = from[0] >> 1 & 1, fill = from[0] >> 4;
+                decay = from[1], steps = size - 2;
                 std::memcpy(step, from + 2, static_cast<size_t>(steps));
                 Extents left = extents;
                 for (int i = 0; i < steps; ++i) {
@@ -140,9 +149,9 @@ inline int64_t origin(const Plan& plan, int halvings, const Extents& tensor,
 // Positions to look at: 16 random bits for each axis, the same on every backend.
 inline const uint64_t* sample_points() {
     struct Points {
-        uint64_t bits[kSamples];
+        uint64_t bits[kPoints];
         Points() {
-            for (uint64_t k = 0; k < kSamples; ++k) {
+            for (uint64_t k = 0; k < kPoints; ++k) {
                 uint64_t z = (k + 1) * 0x9E3779B97F4A7C15u;
                 z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
                 z = (z ^ z >> 27) * 0x94D049BB133111EBu;
@@ -207,6 +216,11 @@ struct SampledAxis {
         }
     }
 
+    // A sum over the values that were read, as it would be over `many`.
+    int64_t per(int many, int64_t sum) const {
+        return count == many ? sum : sum * many / count;
+    }
+
     int64_t cost(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
         int32_t total = 0;
@@ -214,16 +228,22 @@ struct SampledAxis {
             total += residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
         return total;
     }
-    // The sum of the magnitudes of codes.
-    int64_t codes(int weight, Real scale) const {
+    // The codes' bits.
+    double bits(int weight, Real scale) const {
         Real near = static_cast<Real>(weight) / 16, far = static_cast<Real>(8 - weight) / 16;
-        int32_t total = 0;
+        CodeHistogram codes;
         for (int k = 0; k < count; ++k) {
-            int32_t cost = residual_cost(x[k] - (pair[k] * near + outer[k] * far), scale);
-            int32_t size = (cost + 4) / 8;
-            total += size < 4096 ? size : 4096;
+            Real residual = x[k] - (pair[k] * near + outer[k] * far);
+            codes.add((residual_cost(residual, scale) + 4) / 8, residual < 0);
         }
-        return total;
+        return codes.bits();
+    }
+    // The same without prediction.
+    double plain_bits(Real scale) const {
+        CodeHistogram codes;
+        for (int k = 0; k < count; ++k)
+            codes.add((residual_cost(x[k], scale) + 4) / 8, x[k] < 0);
+        return codes.bits();
     }
     int64_t plain_cost(Real scale) const {
         int32_t total = 0;
@@ -232,25 +252,18 @@ struct SampledAxis {
     }
 };
 
-// Bits for a code of two-sided geometric distribution whose mean magnitude is `mean`.
-inline double code_bits(double mean) {
-    if (mean <= 0) return 0;
-    double ratio = (std::sqrt(1 + mean * mean) - 1) / mean;
-    return -std::log2((1 - ratio) / (1 + ratio)) - mean * std::log2(ratio);
-}
-
 // A plan and the bits for a value that it should take.
 struct Candidate {
     Plan plan;
     double bits = 0;
+    int near = 0;  // axes along which values are alike, a bit for each
 };
 
 // The halvings, one at a time, that leave the smallest residuals. Stops where no
-// neighbour says more about a value than zero does.
-template <class T>
-Candidate plan_interpolation(const typename T::Value* data, const Extents& extents,
-                             typename T::Real step) {
-    using Real = typename T::Real;
+// neighbour says more about a value than zero does. look(sample, grid, stride, axis, many)
+// reads a sample, which may have fewer values than it was asked for.
+template <class Real, class Look>
+Candidate plan_interpolation(const Extents& extents, Real step, Look look) {
     static constexpr int kWeights[] = {8, 9, 4, 6, 10};
     const Real scale = static_cast<Real>(1) / step * 8;
     Candidate candidate;
@@ -260,18 +273,22 @@ Candidate plan_interpolation(const typename T::Value* data, const Extents& exten
     for (int d = 0; d < kAxes; ++d) stride[d] = extents.behind(d);
     SampledAxis<Real> sample;
     double left = 1;
+    int64_t costs[kAxes] = {-1, -1, -1, -1};
     while (plan.steps < Plan::kMostSteps) {
         int64_t size = grid.size();
         int many = size / 64 < 64    ? 64
                    : size / 64 > 512 ? kSamples
                                      : static_cast<int>(size / 64);
-        int64_t best = -1, plain = 0, exact = 0, codes = 0;
+        int64_t best = -1, plain = 0, exact = 0;
+        double bits = 0, plain_bits = 0;
         int axis = 0, weight = 8;
         for (int d = 0; d < kAxes; ++d) {
             if (grid.n[d] < 2) continue;
-            sample.template read<T>(data, grid, stride, d, many);
+            look(sample, grid, stride, d, many);
+            if (sample.count == 0) continue;
+            if (plan.steps == 0) costs[d] = sample.per(many, sample.cost(8, scale));
             for (int w : kWeights) {
-                int64_t raw = sample.cost(w, scale);
+                int64_t raw = sample.per(many, sample.cost(w, scale));
                 // Neighbours in a row are slower to part than rows are.
                 int64_t cost = d == kAxes - 1 ? raw + raw / 32 : raw;
                 if (best >= 0 && cost >= best) continue;
@@ -279,19 +296,24 @@ Candidate plan_interpolation(const typename T::Value* data, const Extents& exten
                 plain = -1;
             }
             if (plain >= 0) continue;
-            plain = sample.plain_cost(scale);
-            codes = sample.codes(weight, scale);
+            plain = sample.per(many, sample.plain_cost(scale));
+            bits = sample.bits(weight, scale);
+            plain_bits = sample.plain_bits(scale);
         }
         if (best < 0 || (size > 64 && exact >= plain - plain / 16)) {
-            candidate.bits += left * code_bits(static_cast<double>(plain) / (8.0 * many));
+            candidate.bits += left * plain_bits;
             break;
         }
-        if (plan.steps == 0 && exact * 4 < many) plan.decay = extents.wide();
+        if (plan.steps == 0) {
+            if (exact * 4 < many) plan.decay = extents.wide();
+            // Only along axes that foretell well are holes filled.
+            for (int d = 0; d < kAxes; ++d)
+                candidate.near |= (costs[d] >= 0 && costs[d] <= 2 * costs[axis]) << d;
+        }
         plan.step[plan.steps++] = static_cast<uint8_t>(axis | weight << 2);
         int64_t even = (grid.n[axis] + 1) / 2;
         double share = left * static_cast<double>(even) / static_cast<double>(grid.n[axis]);
-        candidate.bits +=
-            (left - share) * code_bits(static_cast<double>(codes) / static_cast<double>(many));
+        candidate.bits += (left - share) * bits;
         left = share;
         grid.n[axis] = even;
         stride[axis] *= 2;
@@ -306,7 +328,8 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
     using Real = typename T::Real;
     const Real inverse = static_cast<Real>(1) / step;
     const uint64_t* points = sample_points();
-    int64_t sums[2][3] = {}, distance[27];
+    CodeHistogram codes[2][3];
+    int64_t distance[27];
     for (int i = 0; i < 27; ++i)
         distance[i] = i / 9 * extents.behind(1) + i / 3 % 3 * extents.behind(2) +
                       i % 3 * extents.behind(3);
@@ -333,35 +356,37 @@ Candidate plan_lorenzo(const typename T::Value* data, const Extents& extents,
                 residual[2] += last * taps[i / 3 % 3] * taps[i / 9];
             }
             for (int axes = 1; axes <= 3; ++axes) {
-                int64_t size =
-                    residual[axes - 1] < 0 ? -residual[axes - 1] : residual[axes - 1];
-                sums[order - 1][axes - 1] += size < 4096 ? size : 4096;
+                int64_t r = residual[axes - 1];
+                codes[order - 1][axes - 1].add(r < 0 ? -r : r, r < 0);
             }
         }
     }
     Candidate best;
     best.plan.mode = kLorenzo;
-    int64_t least = -1;
+    best.bits = -1;
     for (int order = 1; order <= 2; ++order)
         for (int axes = 1; axes <= 3; ++axes) {
-            int64_t sum = sums[order - 1][axes - 1];
-            if (least >= 0 && sum >= least) continue;
-            least = sum, best.plan.order = order, best.plan.axes = axes;
+            double bits = codes[order - 1][axes - 1].bits();
+            if (best.bits >= 0 && bits >= best.bits) continue;
+            best.bits = bits, best.plan.order = order, best.plan.axes = axes;
         }
-    best.bits = code_bits(static_cast<double>(least) / kLorenzoSamples);
     return best;
 }
 
 // The plan for a tensor. Regression can be asked for, but is never the best of the three.
 template <class T>
 Plan choose_plan(const typename T::Value* data, const Extents& extents, typename T::Real step) {
-    Candidate halved = plan_interpolation<T>(data, extents, step);
+    using Real = typename T::Real;
+    Candidate halved = plan_interpolation(
+        extents, step,
+        [&](SampledAxis<Real>& sample, const Extents& grid, const int64_t* stride, int axis,
+            int many) { sample.template read<T>(data, grid, stride, axis, many); });
     // Where most codes are not zero, halvings differ little, and each run costs time.
     if (halved.bits > 0.25) halved.plan.share = 3;
     // Lorenzo's codes carry the rounding of every neighbour: below a bit it cannot win.
     if (halved.bits < 1) return halved.plan;
     Candidate lorenzo = plan_lorenzo<T>(data, extents, step);
-    return lorenzo.bits < 0.97 * halved.bits ? lorenzo.plan : halved.plan;
+    return lorenzo.bits < kClearly * halved.bits ? lorenzo.plan : halved.plan;
 }
 
 }  // namespace encke::ENCKE_ISA::predict

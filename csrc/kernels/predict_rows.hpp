@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels/dither.hpp"
@@ -31,6 +32,7 @@ struct RealBits<double> {
 template <class Real>
 struct Lattice {
     Real step, inverse, error, most;
+    bool holes = false;  // whether NaN stands for no value at all
 };
 
 // The room that a magnitude has below a limit, in units in the last place, negative if there
@@ -106,8 +108,19 @@ bool encode_row(const From from, const Real* __restrict x, const Real* __restric
 template <class Real>
 inline void list_failures(const Real* x, const Real* y, const Lattice<Real>& l, int64_t first,
                           int64_t n, std::vector<int64_t>& to) {
+    if (l.holes) {
+        using Signed = typename RealBits<Real>::Signed;
+        const Real infinite = std::numeric_limits<Real>::infinity();
+        Signed room = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            Signed hole = room_below(infinite, x[i]) >> (8 * sizeof(Signed) - 1);
+            room |= room_below(l.error, y[i] - x[i]) & ~hole;
+        }
+        if (room >= 0) return;
+    }
     for (int64_t i = 0; i < n; ++i)
-        if (room_below(l.error, y[i] - x[i]) < 0) to.push_back(first + i);
+        if (room_below(l.error, y[i] - x[i]) < 0 && !(l.holes && x[i] != x[i]))
+            to.push_back(first + i);
 }
 
 template <bool kDithered, class From, class Real>

@@ -42,8 +42,8 @@ _TOGETHER = 1 << 18  # values that are taken to double precision at a time
 _LARGEST = 1.7976931348623157e308
 
 
-def resolve(bound: Bound, x: torch.Tensor) -> Promise:
-    """What `bound` means for `x`.
+def resolve(bound: Bound, x: torch.Tensor, valid: torch.Tensor | None = None) -> Promise:
+    """What `bound` means for `x`, or for those of its values where `valid` is true.
 
     >>> resolve(RangeRelative(0.01), torch.tensor([-1.0, 3.0, float("nan")]))
     Promise(error=0.04, pointwise=None, rate=None)
@@ -56,6 +56,8 @@ def resolve(bound: Bound, x: torch.Tensor) -> Promise:
         x.is_floating_point() or isinstance(bound, FixedRate)
     ):
         return EXACT  # integers and booleans are always kept exactly
+    if valid is not None and isinstance(bound, (RangeRelative, RmsRelative)):
+        x = x[valid]
     if isinstance(bound, RangeRelative):
         low, high = _finite_extent(x)
         extent = high - low

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from encke.cli.bound_flags import add_bound, given_bound
 from encke.cli.compress import add_raw_input
+from encke.cli.fill_flags import add_fill, fill_of, propose
 from encke.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ def add_to(commands: Any) -> None:
         "tensor; beside them stands the share of a plain memory copy's speed, timed in turn "
         "with the codec between buffers that exist already (a codec allocates its result).",
     )
-    command.add_argument("input", type=Path, help=".npy, .npz, .safetensors or raw binary")
+    command.add_argument("input", type=Path, help=".npy, .npz, .safetensors, .nc or raw binary")
     add_bound(command, default="--range 1e-2")
+    add_fill(command)
     add_raw_input(command)
     command.add_argument(
         "--codecs",
@@ -75,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     before = torch.get_num_threads()
     torch.set_num_threads(arguments.threads)
     try:
-        tables = [_table(name, source.load(name), bound, arguments) for name in names]
+        tables = [
+            _table(name, source.load(name), bound, arguments, own=source.fill(name))
+            for name in names
+        ]
     finally:
         torch.set_num_threads(before)
     if arguments.json:
@@ -103,13 +108,22 @@ def rows_to_measure(given: str | None) -> list[tuple[str, bool]]:
     ]
 
 
-def _table(name: str, x: Any, bound: Bound, arguments: argparse.Namespace) -> dict[str, Any]:
+def _table(
+    name: str,
+    x: Any,
+    bound: Bound,
+    arguments: argparse.Namespace,
+    *,
+    own: tuple[float, ...],
+) -> dict[str, Any]:
     from encke.cli.measure import measure
     from encke.cli.progress import announced
     from encke.codec import registry
     from encke.errors import EnckeError
 
     chosen = rows_to_measure(arguments.codecs)
+    fill = fill_of(arguments, own)
+    proposed = propose(name, x, fill)
     for codec, _ in chosen:
         if codec != "auto":
             registry.by_name(codec)
@@ -123,6 +137,7 @@ def _table(name: str, x: Any, bound: Bound, arguments: argparse.Namespace) -> di
                 bound,
                 codec=codec,
                 dither=dither,
+                fill=fill,
                 backend=arguments.backend,
                 repeat=arguments.repeat,
             )
@@ -157,6 +172,8 @@ def _table(name: str, x: Any, bound: Bound, arguments: argparse.Namespace) -> di
         "dtype": kind,
         "bound": bound.kind,
         "bound_number": bound.number,
+        "fill": list(fill or ()),
+        "proposed_fill": list(proposed),
         "codecs": results,
     }
 

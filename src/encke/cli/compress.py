@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from encke.cli.bound_flags import add_bound, given_bound
+from encke.cli.fill_flags import add_fill, fill_of
 from encke.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ def add_to(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser(
         "compress",
         help="compress the tensors of a file",
-        description="Compress .npy, .npz, .safetensors or raw binary. Integers and booleans "
-        "are always kept exactly.",
+        description="Compress .npy, .npz, .safetensors, .nc or raw binary. Integers and "
+        "booleans are always kept exactly. A .nc file's _FillValue and missing_value are fill "
+        "values, and its attributes come along.",
     )
     command.add_argument("input", type=Path, help="file to compress")
     command.add_argument("-o", "--output", type=Path, help="default: the input's name, .encke")
     add_bound(command)
+    add_fill(command)
     add_raw_input(command)
     command.add_argument("--codec", default="auto", help=CODECS_HELP)
     command.add_argument(
@@ -86,14 +89,16 @@ def run(arguments: argparse.Namespace) -> int:
     report: list[dict[str, Any]] = []
     for name in tracked(source.names, "compressing"):
         x = source.load(name)
-        packed = _packed(name, x, bound, arguments, alone=not source.named)
+        fill = fill_of(arguments, source.fill(name))
+        packed = _packed(name, x, bound, arguments, fill=fill, alone=not source.named)
         streams[name] = packed.to_bytes()
         report.append(_facts(name, packed, len(streams[name])))
         if arguments.verify:
-            report[-1] |= _verified(x, streams[name], arguments.backend)
+            report[-1] |= _verified(x, streams[name], arguments.backend, fill or ())
     with replacing(output, force=arguments.force) as file:
         if source.named:
-            file.writelines(archive.parts(streams))
+            beside = () if source.attributes is None else (source.attributes,)
+            file.writelines(archive.parts(streams, *beside))
         else:
             file.write(streams[source.names[0]])
     _print(report, output, arguments)
@@ -104,7 +109,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _packed(
-    name: str, x: Tensor, bound: Bound, arguments: argparse.Namespace, *, alone: bool
+    name: str,
+    x: Tensor,
+    bound: Bound,
+    arguments: argparse.Namespace,
+    *,
+    fill: tuple[float, ...] | None,
+    alone: bool,
 ) -> Packed:
     """`x` compressed as asked; in a file of several, a codec that takes `x` stands in."""
     from encke.bound import Lossless
@@ -126,6 +137,7 @@ def _packed(
             dither=arguments.dither and x.dtype.is_floating_point,
             seed=arguments.seed,
             keep_nonzero=arguments.keep_nonzero,
+            fill=fill,
             backend=arguments.backend,
         )
     except EnckeError as error:
@@ -142,19 +154,22 @@ def _facts(name: str, packed: Packed, written: int) -> dict[str, Any]:
         "bound": packed.bound.kind,
         "bound_number": packed.bound.number,
         "promised": packed.promised,
+        "holes": packed.holes,
         "plain_bytes": packed.plain_nbytes,
         "bytes": written,
         "ratio": packed.plain_nbytes / written,
     }
 
 
-def _verified(x: Tensor, written: bytes, backend: str | None) -> dict[str, Any]:
+def _verified(
+    x: Tensor, written: bytes, backend: str | None, fill: tuple[float, ...]
+) -> dict[str, Any]:
     """The stream as it will be in the file, decoded and compared with what went in."""
     from encke.cli.measure import compare
     from encke.codec import Packed
 
     packed = Packed.from_bytes(written)
-    found = compare(x, packed.decompress(backend=backend))
+    found = compare(x, packed.decompress(backend=backend), fill=fill)
     pointwise = packed.bound.kind == "pointwise"
     error = found.max_pointwise if pointwise else found.max_error
     held = found.nonfinite_kept and error <= packed.promised

@@ -1,12 +1,16 @@
-"""`encke info`: what an `.encke` file says about itself, without decoding it."""
+"""`encke info`: what an `.encke` file says about itself, without decoding it, or what the
+tensors of another file look like."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from encke.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FLAGS, _CHECKSUMMED = 7, 1  # offset and bit, docs/format.md section 1
 
@@ -15,24 +19,32 @@ def add_to(commands: Any) -> None:
     """Add `info` to the command line."""
     command: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="say what an .encke file holds",
-        description="Read headers and checksums; no tensor is decoded.",
+        help="say what an .encke file, or a file to compress, holds",
+        description="Of an .encke file, headers and checksums; no tensor is decoded. Of .npy, "
+        ".npz, .safetensors or .nc, the range of each tensor, what is not finite, and numbers "
+        'that look as if they stood for "no value".',
     )
-    command.add_argument("input", type=Path, help="file that encke compress wrote")
+    command.add_argument("input", type=Path, help="file that encke compress wrote, or may")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one row for each tensor; a failed checksum is an error."""
-    from encke.cli.stream_files import open_streams
+    from encke.cli.stream_files import attributes_in, is_compressed, open_streams
+    from encke.cli.tensor_files import is_known
     from encke.errors import EnckeError
 
+    if is_known(arguments.input) and not is_compressed(arguments.input):
+        from encke.cli.info_tensors import describe
+
+        return describe(arguments, facts=_facts)
     streams, several = open_streams(arguments.input)
     try:
         report = [_facts(name, stream) for name, stream in streams.items()]
     except EnckeError as error:
         raise type(error)(f"{arguments.input}: {error}") from None
+    attributes = attributes_in(arguments.input) if several else None
     total = arguments.input.stat().st_size
     plain = sum(facts["plain_bytes"] for facts in report)
     if arguments.json:
@@ -42,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "archive": several,
                 "bytes": total,
                 "plain_bytes": plain,
+                "attributes": attributes,
                 "tensors": report,
             }
         )
@@ -63,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                 facts["name"],
                 "×".join(map(str, facts["shape"])) or "scalar",
                 facts["dtype"],
-                facts["codec"],
+                facts["codec"] + (", holes" if facts["holes"] else ""),
                 _bound_in_words(facts),
                 f"{facts['promised']:.4g}",
                 f"{facts['bytes']:,}",
@@ -77,7 +90,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(name: str, blob: memoryview) -> dict[str, Any]:
+def _facts(name: str, held: memoryview | Tensor, *more: Any) -> dict[str, Any]:
+    """What is known of one tensor: of its stream, or of its values and fill values."""
+    if isinstance(held, memoryview):
+        return _stream_facts(name, held)
+    from encke.cli.info_tensors import tensor_facts
+
+    return tensor_facts(name, held, *more)
+
+
+def _stream_facts(name: str, blob: memoryview) -> dict[str, Any]:
     from encke.bound.kinds import KINDS
     from encke.codec import registry
     from encke.codec.stream import read
@@ -93,6 +115,7 @@ def _facts(name: str, blob: memoryview) -> dict[str, Any]:
         "memory_order": list(header.order),
         "dtype": str(header.dtype).removeprefix("torch."),
         "codec": registry.by_id(header.codec_id).name,
+        "holes": header.holes,
         "bound": KINDS[header.bound_code].kind,
         "bound_number": header.bound_number,
         "promised": header.promised,

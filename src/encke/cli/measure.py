@@ -29,7 +29,8 @@ class Comparison:
     max_error        largest |decoded - x|
     max_pointwise    largest |decoded - x| / |x|, where x is not zero
     psnr             20·log10((max - min) / root mean square error); inf if equal
-    nonfinite_kept   every NaN and infinity came back bit for bit, and none was made
+    nonfinite_kept   every NaN, infinity and fill value came back bit for bit, and no NaN or
+                     infinity was made
     """
 
     max_error: float
@@ -126,6 +127,7 @@ def measure(
     *,
     codec: str,
     dither: bool = False,
+    fill: tuple[float, ...] | None = None,
     backend: str | None = None,
     repeat: int = 5,
     patience: float = 20.0,
@@ -139,7 +141,7 @@ def measure(
     """
 
     def encode() -> Packed:
-        return compress(x, bound, codec=codec, dither=dither, backend=backend)
+        return compress(x, bound, codec=codec, dither=dither, fill=fill, backend=backend)
 
     packed = encode()
     return Measurement(
@@ -148,14 +150,14 @@ def measure(
         plain_nbytes=packed.plain_nbytes,
         nbytes=packed.nbytes,
         promised=packed.promised,
-        comparison=compare(x, packed.decompress(backend=backend)),
+        comparison=compare(x, packed.decompress(backend=backend), fill=fill or ()),
         seconds=codec_seconds(x, encode, repeat=repeat, backend=backend, patience=patience),
         pointwise=bound.kind == "pointwise",
     )
 
 
-def compare(x: Tensor, y: Tensor) -> Comparison:
-    """How far `y` is from `x`.
+def compare(x: Tensor, y: Tensor, *, fill: tuple[float, ...] = ()) -> Comparison:
+    """How far `y` is from `x`; `fill` counts as not finite.
 
     >>> inf = float("inf")
     >>> c = compare(torch.tensor([1.0, 2.0, inf]), torch.tensor([1.0, 2.5, inf]))
@@ -171,6 +173,8 @@ def compare(x: Tensor, y: Tensor) -> Comparison:
     count, low, high, kept = 0, math.inf, -math.inf, True
     for exact, decoded in _pieces(x, y):
         finite = torch.isfinite(exact)
+        for number in fill if exact.dtype.is_floating_point else ():
+            finite &= exact != torch.tensor(number, dtype=exact.dtype)
         kept = kept and _same_bits(exact[~finite], decoded[~finite])
         kept = kept and bool(torch.isfinite(decoded[finite]).all())
         true = exact[finite].to(torch.float64)

@@ -1,4 +1,4 @@
-"""Tensors in the files people have: .npy, .npz, .safetensors and raw binary."""
+"""Tensors in the files people have: .npy, .npz, .safetensors, .nc and raw binary."""
 
 from __future__ import annotations
 
@@ -29,19 +29,28 @@ DTYPE_NAMES = {
     "i64": "int64",
 }
 _PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle"})
-_NAMED = frozenset({".npz", ".safetensors"})
+_NAMED = frozenset({".npz", ".safetensors", ".nc"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
     """The tensors of one file, read one at a time.
 
-    named  whether the file gives its tensors names (and may hold several)
+    named       whether the file gives its tensors names (and may hold several)
+    fill        what the file says that stands for "no value" in a tensor
+    attributes  what the file says beside its tensors, as JSON can hold it
     """
 
     names: tuple[str, ...]
     load: Callable[[str], Tensor]
     named: bool
+    fill: Callable[[str], tuple[float, ...]] = lambda _: ()
+    attributes: Mapping[str, Any] | None = None
+
+
+def is_known(path: Path) -> bool:
+    """Whether the name says that tensors can be read from a file."""
+    return path.suffix.lower() in _NAMED | {".npy"}
 
 
 def open_tensors(path: Path, *, dtype: str | None, shape: str | None) -> TensorFile:
@@ -62,20 +71,41 @@ def open_tensors(path: Path, *, dtype: str | None, shape: str | None) -> TensorF
         )
     if kind == ".safetensors":
         return _open_safetensors(path)
+    if kind == ".nc":
+        from encke.cli.netcdf_files import NetcdfFile
+
+        found = NetcdfFile(path)
+        return TensorFile(
+            names=found.names,
+            load=found.load,
+            named=True,
+            fill=found.fill,
+            attributes=found.description,
+        )
     if kind in _PICKLES:
         raise UnsupportedError(
             f"{path} is a pickle, which runs code when it is read; save its tensors as "
             ".safetensors or .npz"
         )
     raise UnsupportedError(
-        f"{path} ends in {kind or 'nothing'!r}, known are .npy, .npz and .safetensors; for raw "
-        "binary give --dtype and --shape"
+        f"{path} ends in {kind or 'nothing'!r}, known are .npy, .npz, .safetensors and .nc; "
+        "for raw binary give --dtype and --shape"
     )
 
 
-def write_tensors(file: BinaryIO, path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(
+    file: BinaryIO,
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
     """Write all tensors in the kind that the ending of `path` names."""
     kind = path.suffix.lower()
+    if kind == ".nc":
+        from encke.cli import netcdf_files
+
+        netcdf_files.write(file, tensors, attributes)
+        return
     if kind == ".safetensors":
         file.write(_safetensors("torch").save({n: t.contiguous() for n, t in tensors.items()}))
     elif kind == ".npz":
@@ -101,9 +131,9 @@ def check_writable(path: Path, dtypes: Mapping[str, torch.dtype]) -> None:
     if kind not in _NAMED and len(dtypes) != 1:
         raise UnsupportedError(
             f"{path} holds one tensor, the input has {len(dtypes)}; "
-            "give -o a name that ends in .npz or .safetensors"
+            "give -o a name that ends in .npz or .safetensors, or in .nc"
         )
-    if kind in (".npy", ".npz"):
+    if kind in (".npy", ".npz", ".nc"):
         for name, dtype in dtypes.items():
             if dtype == torch.bfloat16:
                 raise UnsupportedError(

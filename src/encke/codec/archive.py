@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from encke.errors import CorruptStreamError, UnsupportedError
 
 MAGIC = b"ENCA"
 VERSION = 1
 MAX_NAME_BYTES = 65_535
-_HEAD = struct.Struct("<4sB3sIQ")  # magic, version, zeros, members, bytes of the index
+_HEAD = struct.Struct("<4sBB2sIQ")  # magic, version, flags, zeros, members, bytes of the index
+_WITH_TEXT = 1
 _PLACE = struct.Struct("<QQ")  # offset, length
 _NAME = struct.Struct("<H")
 _CRC = struct.Struct("<I")
+_TEXT = struct.Struct("<I")
 _SMALLEST_ENTRY = _NAME.size + 1 + _PLACE.size
 
 
@@ -23,8 +27,12 @@ def is_archive(blob: bytes | bytearray | memoryview) -> bool:
     return bytes(memoryview(blob)[:4]) == MAGIC
 
 
-def parts(streams: Mapping[str, bytes]) -> Iterator[bytes]:
+def parts(
+    streams: Mapping[str, bytes], attributes: Mapping[str, Any] | None = None
+) -> Iterator[bytes]:
     """The archive of `streams` piece by piece, in the mapping's order.
+
+    `attributes` is what JSON can hold; who reads the archive gets it from `attributes_of`.
 
     >>> blob = b"".join(parts({"weight": b"first", "bias": b"second"}))
     >>> {name: bytes(stream) for name, stream in read(blob).items()}
@@ -32,11 +40,17 @@ def parts(streams: Mapping[str, bytes]) -> Iterator[bytes]:
     """
     names = {name: _encoded(name) for name in streams}
     index_bytes = sum(_NAME.size + len(raw) + _PLACE.size for raw in names.values())
-    offset = _aligned(_HEAD.size + index_bytes + _CRC.size)
-    index = bytearray(_HEAD.pack(MAGIC, VERSION, bytes(3), len(names), index_bytes))
+    text = b"" if attributes is None else json.dumps(attributes, ensure_ascii=False).encode()
+    flags, text_bytes = 0, 0
+    if attributes is not None:
+        flags, text_bytes = _WITH_TEXT, _TEXT.size + len(text)
+    offset = _aligned(_HEAD.size + index_bytes + text_bytes + _CRC.size)
+    index = bytearray(_HEAD.pack(MAGIC, VERSION, flags, bytes(2), len(names), index_bytes))
     for name, stream in streams.items():
         index += _NAME.pack(len(names[name])) + names[name] + _PLACE.pack(offset, len(stream))
         offset = _aligned(offset + len(stream))
+    if attributes is not None:
+        index += _TEXT.pack(len(text)) + text
     index += _CRC.pack(zlib.crc32(index))
     yield bytes(index)
     written = len(index)
@@ -46,6 +60,26 @@ def parts(streams: Mapping[str, bytes]) -> Iterator[bytes]:
         written = _aligned(written) + len(stream)
 
 
+def attributes_of(blob: bytes | bytearray | memoryview) -> dict[str, Any] | None:
+    """What an archive says beside its tensors; None if it says nothing.
+
+    >>> blob = b"".join(parts({"sst": b"stream"}, {"units": "K"}))
+    >>> attributes_of(blob)
+    {'units': 'K'}
+    """
+    view = memoryview(blob).cast("B")
+    _, _, _, raw = _front(view)
+    if raw is None:
+        return None
+    try:
+        found = json.loads(bytes(raw))
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptStreamError("archive has attributes that are no JSON object")
+    return found
+
+
 def read(blob: bytes | bytearray | memoryview) -> dict[str, memoryview]:
     """Every member's stream by its name, in the order of the file and without copying.
 
@@ -53,18 +87,25 @@ def read(blob: bytes | bytearray | memoryview) -> dict[str, memoryview]:
     their own checksums; the index has one here.
     """
     view = memoryview(blob).cast("B")
+    count, end, checked, _ = _front(view)
+    return _members(view, count, end, checked)
+
+
+def _front(view: memoryview) -> tuple[int, int, int, memoryview | None]:
+    """Number of members, ends of the index and of its checksum, and the text behind it."""
     if len(view) < _HEAD.size:
         raise CorruptStreamError(
             f"archive has {len(view)} bytes, its header alone takes {_HEAD.size}"
         )
-    magic, version, zeros, count, index_bytes = _HEAD.unpack_from(view)
+    magic, version, flags, zeros, count, index_bytes = _HEAD.unpack_from(view)
     if magic != MAGIC:
         raise CorruptStreamError(
             f"archive starts with {magic!r}, an Encke archive with {MAGIC!r}"
         )
-    if version != VERSION:
+    if version != VERSION or flags > _WITH_TEXT:
         raise CorruptStreamError(
-            f"archive has format version {version}, this Encke reads {VERSION}; update Encke"
+            f"archive has format version {version} and flags {flags}, this Encke reads version "
+            f"{VERSION} with flags up to {_WITH_TEXT}; update Encke"
         )
     end = _HEAD.size + index_bytes
     if any(zeros) or end + _CRC.size > len(view) or count * _SMALLEST_ENTRY > index_bytes:
@@ -72,16 +113,22 @@ def read(blob: bytes | bytearray | memoryview) -> dict[str, memoryview]:
             f"archive claims {count} members in an index of {index_bytes} bytes, "
             f"which its {len(view)} bytes cannot hold"
         )
-    (stored,) = _CRC.unpack_from(view, end)
-    if zlib.crc32(view[:end]) != stored:
+    text, stop = None, end
+    if flags == _WITH_TEXT:
+        (length,) = _TEXT.unpack_from(view, end)
+        stop = end + _TEXT.size + length
+        if stop + _CRC.size > len(view):
+            raise CorruptStreamError(f"archive claims {length} bytes of attributes, too many")
+        text = view[end + _TEXT.size : stop]
+    (stored,) = _CRC.unpack_from(view, stop)
+    if zlib.crc32(view[:stop]) != stored:
         raise CorruptStreamError("archive's index fails its checksum")
-    return _members(view, count, end)
+    return count, end, stop + _CRC.size, text
 
 
-def _members(view: memoryview, count: int, end: int) -> dict[str, memoryview]:
+def _members(view: memoryview, count: int, end: int, written: int) -> dict[str, memoryview]:
     members: dict[str, memoryview] = {}
     position = _HEAD.size
-    written = end + _CRC.size
     for _ in range(count):
         if position + _NAME.size > end:
             raise CorruptStreamError("archive's index ends inside an entry")

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from encke.codec import registry, zfp
-from encke.codec.contract import Codec, Encoded, Request
+from encke.codec.contract import Codec, Encoded, Request, encode_values
 from encke.errors import BoundError, UnsupportedError
 from encke.ops.reference.group import RATES
 
@@ -63,7 +64,7 @@ def _at_hand(names: Sequence[str], request: Request) -> Sequence[str]:
 def _only(name: str, x: Tensor, request: Request, reason: str) -> tuple[Codec, Encoded]:
     codec = registry.by_name(name)
     codec.check(x.dtype)
-    return codec, codec.encode(x, request)._replace(why=reason)
+    return codec, encode_values(codec, x, request)._replace(why=reason)
 
 
 def _at_rate(x: Tensor, request: Request, rate: float) -> tuple[Codec, Encoded]:
@@ -85,12 +86,16 @@ def _has_neighbours(x: Tensor) -> bool:
 def _smallest(names: Sequence[str], x: Tensor, request: Request) -> tuple[Codec, Encoded]:
     """The codec that makes the sample smallest; of near equals the first named."""
     whole = x.numel() <= WHOLE
-    trial = x if whole else sample(x)
+    trial, asked = x, request
+    if not whole:
+        trial = sample(x)
+        if request.valid is not None:
+            asked = replace(request, valid=sample(request.valid))
     results: dict[str, Encoded] = {}
     refusals: dict[str, Exception] = {}
     for name in names:
         try:
-            results[name] = registry.by_name(name).encode(trial, request)
+            results[name] = encode_values(registry.by_name(name), trial, asked)
         except (BoundError, UnsupportedError) as error:
             refusals[name] = error
     if names[0] in refusals and set(results) <= {"lossless"}:
@@ -100,7 +105,7 @@ def _smallest(names: Sequence[str], x: Tensor, request: Request) -> tuple[Codec,
     limit = min(sizes.values()) * _NEAR_TIE
     chosen = next(name for name in names if sizes.get(name, math.inf) <= limit)
     codec = registry.by_name(chosen)
-    encoded = results[chosen] if whole else codec.encode(x, request)
+    encoded = results[chosen] if whole else encode_values(codec, x, request)
     plain = trial.numel() * trial.dtype.itemsize
     others = [
         f"{name} {plain / sizes[name]:.1f}×"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -26,6 +26,8 @@ class Request:
                   the value, and still inside the bound
     seed          of the dither or of stochastic rounding; the same seed, the same bytes
     keep_nonzero  a value that is not zero never decodes to zero
+    valid         where there is a value, if not everywhere; what is elsewhere is of no interest
+    values        how often that is
     """
 
     promise: Promise
@@ -33,6 +35,8 @@ class Request:
     dither: bool = False
     seed: int = 0
     keep_nonzero: bool = False
+    valid: Tensor | None = None
+    values: int = 0
 
 
 class Encoded(NamedTuple):
@@ -41,6 +45,13 @@ class Encoded(NamedTuple):
     payload: Tensor
     promised: float
     why: str = ""
+
+
+def encode_values(codec: Codec, x: Tensor, request: Request) -> Encoded:
+    """The values of `x` encoded: where they lie, or one behind the other."""
+    if request.valid is None or codec.takes_holes:
+        return codec.encode(x, request)
+    return codec.encode(x[request.valid], replace(request, valid=None))
 
 
 class Codec(ABC):
@@ -55,6 +66,8 @@ class Codec(ABC):
     id: ClassVar[int]
     #: Whether `decode` takes `out=`, a contiguous tensor to fill.
     fills: ClassVar[bool] = False
+    #: Whether `encode` minds `Request.valid`, and `decode` takes `valid=` and `out=`.
+    takes_holes: ClassVar[bool] = False
     #: Whether zeros come back as zeros, and with `keep_nonzero` nothing else does.
     keeps_zeros: ClassVar[bool] = True
     #: Whether values may change at all; a lossy codec needs an error or a rate to work with.

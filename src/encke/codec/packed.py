@@ -10,7 +10,7 @@ from torch import Tensor
 
 from encke.bound import Bound
 from encke.bound.kinds import from_code
-from encke.codec import layout, registry, stream, traced
+from encke.codec import holes, layout, registry, stream, traced
 from encke.codec.contract import Codec
 from encke.errors import BoundError, CorruptStreamError, UnsupportedError
 from encke.ops.backend import Backend
@@ -24,6 +24,7 @@ class Packed:
     promised   the largest error this tensor was compressed with: absolute, or relative
                to each value for a pointwise bound
     why        in words, how the codec was chosen
+    holes      whether some positions have no value and are coded apart
     """
 
     codec: str
@@ -34,6 +35,7 @@ class Packed:
     order: tuple[int, ...]
     payload: Tensor
     why: str = ""
+    holes: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -69,8 +71,7 @@ class Packed:
         codec = registry.by_name(self.codec)
         kernels = select(self.payload.device, backend)
         if out is None:
-            values = codec.decode(self.payload, inner, self.dtype, kernels)
-            return layout.from_memory(values, self.order)
+            return layout.from_memory(self._decode(codec, inner, kernels), self.order)
         return self._into(out, codec, inner, kernels)
 
     def _into(
@@ -87,11 +88,19 @@ class Packed:
                 f"{self.shape} {self.dtype} on {self.device}"
             )
         memory = layout.in_memory(out, self.order)
-        if codec.fills and memory.is_contiguous() and not memory.is_neg():
+        plain = memory.is_contiguous() and not memory.is_neg()
+        if self.holes and plain:
+            holes.open_up(codec, self.payload, inner, self.dtype, kernels, out=memory)
+        elif codec.fills and plain and not self.holes:
             codec.decode(self.payload, inner, self.dtype, kernels, out=memory)  # type: ignore[call-arg]
         else:
-            memory.copy_(codec.decode(self.payload, inner, self.dtype, kernels))
+            memory.copy_(self._decode(codec, inner, kernels))
         return out
+
+    def _decode(self, codec: Codec, inner: tuple[int, ...], kernels: Backend) -> Tensor:
+        if self.holes:
+            return holes.open_up(codec, self.payload, inner, self.dtype, kernels)
+        return codec.decode(self.payload, inner, self.dtype, kernels)
 
     def max_error(self, x: Tensor) -> float:
         """The largest |decoded - x| over the finite values of `x`, in float64."""
@@ -116,6 +125,7 @@ class Packed:
             bound_code=self.bound.code,
             bound_number=self.bound.number,
             promised=self.promised,
+            holes=self.holes,
         )
         payload = self.payload.cpu().numpy()
         return stream.write(header, payload.data, checksum=checksum)
@@ -144,6 +154,7 @@ class Packed:
             shape=header.shape,
             order=header.order,
             payload=(torch.empty(0, dtype=torch.uint8) if data is None else data).to(device),
+            holes=header.holes,
         )
 
     def __repr__(self) -> str:

@@ -39,6 +39,7 @@ class Predict(Codec):
     """
 
     fills = True
+    takes_holes = True
     name = "predict"
     id = 3
     dtypes = FLOATS
@@ -51,9 +52,12 @@ class Predict(Codec):
                 "codec 'predict' keeps one error for the whole tensor, not a share of each "
                 "value; use codec='fixed' or 'entropy' for PointwiseRelative"
             )
-        q = predict_quantiser(x, error, dither=request.dither, seed=request.seed)
+        q = predict_quantiser(
+            x, error, dither=request.dither, seed=request.seed, valid=request.valid
+        )
         plan = CHOOSE_KEEPING_NONZERO if request.keep_nonzero else CHOOSE
-        return Encoded(request.backend.predict_encode(x, tuple(x.shape), q, plan), error)
+        payload = request.backend.predict_encode(x, tuple(x.shape), q, plan, request.valid)
+        return Encoded(payload, error)
 
     def decode(
         self,
@@ -63,11 +67,14 @@ class Predict(Codec):
         backend: Backend,
         *,
         out: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
-        return backend.predict_decode(payload, shape, dtype, out).view(shape)
+        return backend.predict_decode(payload, shape, dtype, out, valid).view(shape)
 
 
-def predict_quantiser(x: Tensor, error: float, *, dither: bool, seed: int) -> Quantiser:
+def predict_quantiser(
+    x: Tensor, error: float, *, dither: bool, seed: int, valid: Tensor | None = None
+) -> Quantiser:
     """The step for `x` and, as its limit, the error that an encoder checks against.
 
     Every value is checked, so the step only has to make a failure rare: it leaves room
@@ -77,7 +84,7 @@ def predict_quantiser(x: Tensor, error: float, *, dither: bool, seed: int) -> Qu
     kind = DITHER if dither else PLAIN
     single = x.dtype != torch.float64
     e = min(error, 2.0**100 if single else 2.0**900)
-    largest = _sampled_magnitude(x)
+    largest = _sampled_magnitude(x, valid)
     step = 2.0 * max(e - _ROUNDING[x.dtype] * largest, e / 2)
     if step < (2.0**-100 if single else 2.0**-900):
         step = 0.0
@@ -87,9 +94,12 @@ def predict_quantiser(x: Tensor, error: float, *, dither: bool, seed: int) -> Qu
     return Quantiser(kind, step, 0.0, error, 0.0, seed & 0xFFFF_FFFF_FFFF_FFFF)
 
 
-def _sampled_magnitude(x: Tensor) -> float:
+def _sampled_magnitude(x: Tensor, valid: Tensor | None) -> float:
     flat = x.reshape(-1)
-    sample = flat[:: max(1, flat.numel() // _SAMPLE)]
+    stride = max(1, flat.numel() // _SAMPLE)
+    sample = flat[::stride]
+    if valid is not None:
+        sample = sample[valid.reshape(-1)[::stride]]
     if sample.numel() == 0:
         return 0.0
     low, high = (float(v) for v in torch.aminmax(sample))

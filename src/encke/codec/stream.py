@@ -12,7 +12,7 @@ import torch
 from encke.errors import CorruptStreamError
 
 MAGIC = b"ENCK"
-VERSION = 1
+VERSION, WITH_HOLES = 1, 2
 MAX_DIMENSIONS = 32
 _FIXED = struct.Struct("<4sBBBBBBHIddQ")
 _CHECKSUMMED = 1
@@ -43,6 +43,7 @@ class Header:
     bound_code: int
     bound_number: float
     promised: float
+    holes: bool = False
 
     @property
     def count(self) -> int:
@@ -59,7 +60,7 @@ def write(header: Header, payload: bytes | memoryview, *, checksum: bool = True)
     n = len(header.shape)
     head = _FIXED.pack(
         MAGIC,
-        VERSION,
+        WITH_HOLES if header.holes else VERSION,
         header.codec_id,
         DTYPE_IDS[header.dtype],
         _CHECKSUMMED if checksum else 0,
@@ -104,9 +105,10 @@ def read(blob: bytes | bytearray | memoryview) -> tuple[Header, memoryview]:
         raise CorruptStreamError(
             f"stream starts with {magic!r}, an Encke stream with {MAGIC!r}"
         )
-    if version != VERSION:
+    if version not in (VERSION, WITH_HOLES):
         raise CorruptStreamError(
-            f"stream has format version {version}, this Encke reads {VERSION}; update Encke"
+            f"stream has format version {version}, this Encke reads {VERSION} and "
+            f"{WITH_HOLES}; update Encke"
         )
     if flags & ~_CHECKSUMMED or zero16 or zero32 or n > MAX_DIMENSIONS:
         raise CorruptStreamError("stream header has reserved bits set or too many dimensions")
@@ -137,5 +139,6 @@ def read(blob: bytes | bytearray | memoryview) -> tuple[Header, memoryview]:
         bound_code=bound_code,
         bound_number=bound_number,
         promised=promised,
+        holes=version == WITH_HOLES,
     )
     return header, view[start : start + length]

@@ -4,6 +4,7 @@ Kernels take contiguous tensors in memory order and give `uint8` payloads as
 docs/format.md specifies them, on the tensor's device. Decoders never trust a
 payload: whatever its bytes, they return a tensor or raise `CorruptStreamError`. Where a
 decoder takes `out`, a contiguous tensor of that size and dtype, it fills and returns it.
+Where one takes `valid`, only positions where that is true have values.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ class Backend(Protocol):
     ) -> Tensor: ...
 
     def predict_encode(
-        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+        self,
+        x: Tensor,
+        shape: tuple[int, ...],
+        q: Quantiser,
+        plan: tuple[int, ...],
+        valid: Tensor | None = None,
     ) -> Tensor: ...
     def predict_decode(
         self,
@@ -42,7 +48,31 @@ class Backend(Protocol):
         shape: tuple[int, ...],
         dtype: torch.dtype,
         out: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor: ...
+
+    def bitmap_encode(
+        self, x: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor: ...
+    def bitmap_decode(
+        self, payload: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor: ...
+
+    def count_not_finite(self, x: Tensor, samples: int) -> int:
+        """How many of about `samples` values, or of all if there are fewer, are not finite."""
+        ...
+
+    def mark_values(self, x: Tensor, fill: tuple[float, ...]) -> tuple[Tensor, int]:
+        """Where `x` is finite and none of `fill`, and how often."""
+        ...
+
+    def shared_pattern(self, x: Tensor, valid: Tensor) -> int | None:
+        """The bits, as a signed integer, of all that `x` has elsewhere; None if they differ."""
+        ...
+
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        """Writes the bits wherever `where` is true; how often that was."""
+        ...
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor: ...
     def group_decode(self, payload: Tensor, count: int, dtype: torch.dtype) -> Tensor: ...

@@ -98,6 +98,7 @@ def cases() -> Iterator[tuple[str, encke.Packed]]:
         yield f"lossless-{kind}", packed
     yield from planned()
     yield from lagged()
+    yield from holed()
     for dtype in INTEGERS:
         kind = str(dtype).removeprefix("torch.")
         packed = encke.compress(whole(500, dtype), encke.Lossless(), codec="index")
@@ -145,6 +146,30 @@ def lagged() -> Iterator[tuple[str, encke.Packed]]:
             if not packed.payload[7] & 2:
                 raise SystemExit("entropy did not predict; choose another tensor")
             yield f"entropy-{kind}-rows-{name}", packed
+
+
+def holed() -> Iterator[tuple[str, encke.Packed]]:
+    """Fields with holes: each codec for values, several patterns, plans of each kind."""
+    for dtype in FLOATS:
+        kind = str(dtype).removeprefix("torch.")
+        x = smooth(24, 40, dtype)
+        x[5:15, 8:20], x[18:20, 3:30], x[0, 20:24] = 10000, float("nan"), -float("inf")
+        for codec in ("fixed", "entropy", "predict"):
+            packed = encke.compress(x, encke.Absolute(0.25), codec=codec, fill=10000)
+            yield f"holes-{codec}-{kind}", packed
+    single = torch.where(x.float() > 9999, float("nan"), x.float()).expand(3, 24, 40)
+    for error in (0.02, 4.0):
+        packed = encke.compress(single, encke.Absolute(error), codec="predict")
+        yield f"holes-predict-planes-{error:g}", packed
+    packed = encke.compress(single, encke.Absolute(0.5), codec="predict", dither=True, seed=9)
+    yield "holes-predict-dither", packed
+    patterns = torch.arange(40, dtype=torch.int32) + 0x7FC00000
+    many = torch.cat([patterns.view(torch.float32), smooth(4, 10, torch.float32).view(-1)])
+    yield "holes-many-patterns", encke.compress(many, encke.Absolute(1.0), fill=0.0)
+    yield (
+        "holes-alone",
+        encke.compress(torch.full((5, 3), 1e36), encke.Absolute(1.0), fill=1e36),
+    )
 
 
 def shapes() -> Iterator[tuple[str, encke.Packed]]:

@@ -32,6 +32,7 @@ _DTYPES: dict[torch.dtype, int] = {
     torch.int32: 9,
     torch.int64: 10,
 }
+_PATTERNS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Native:
@@ -78,10 +79,16 @@ class Native:
         )
 
     def predict_encode(
-        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+        self,
+        x: Tensor,
+        shape: tuple[int, ...],
+        q: Quantiser,
+        plan: tuple[int, ...],
+        valid: Tensor | None = None,
     ) -> Tensor:
+        holes = 0 if valid is None else valid.data_ptr()
         return self._taken(
-            self._m.predict_encode(x.data_ptr(), shape, _DTYPES[x.dtype], *q, plan)
+            self._m.predict_encode(x.data_ptr(), holes, shape, _DTYPES[x.dtype], *q, plan)
         )
 
     def predict_decode(
@@ -90,16 +97,71 @@ class Native:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         out: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
         _sized(payload, 32 + 8 * -(-math.prod(shape) // 65536))
         if out is None:
             out = self._room(shape, dtype)
+        holes = 0 if valid is None else valid.data_ptr()
         return self._checked(
             self._m.predict_decode(
-                payload.data_ptr(), payload.numel(), out.data_ptr(), shape, _DTYPES[dtype]
+                payload.data_ptr(),
+                payload.numel(),
+                holes,
+                out.data_ptr(),
+                shape,
+                _DTYPES[dtype],
             ),
             out,
         )
+
+    def bitmap_encode(
+        self, x: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        within = 0 if domain is None else domain.data_ptr()
+        return self._taken(self._m.bitmap_encode(x.data_ptr(), within, shape))
+
+    def bitmap_decode(
+        self, payload: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        out = self._room(shape, torch.bool)
+        within = 0 if domain is None else domain.data_ptr()
+        return self._checked(
+            self._m.bitmap_decode(
+                payload.data_ptr(), payload.numel(), within, shape, out.data_ptr()
+            ),
+            out,
+        )
+
+    def count_not_finite(self, x: Tensor, samples: int) -> int:
+        stride = max(1, x.numel() // samples)
+        found: int = self._m.holes_sample(x.data_ptr(), x.numel(), _DTYPES[x.dtype], stride)
+        return found
+
+    def mark_values(self, x: Tensor, fill: tuple[float, ...]) -> tuple[Tensor, int]:
+        valid = self._room(tuple(x.shape), torch.bool)
+        kind, numbers = _DTYPES[x.dtype], torch.tensor(fill, dtype=x.dtype).tolist()
+        many = self._m.holes_mark(x.data_ptr(), x.numel(), kind, numbers, valid.data_ptr())
+        return valid, many
+
+    def shared_pattern(self, x: Tensor, valid: Tensor) -> int | None:
+        bits = torch.empty(1, dtype=_PATTERNS[x.element_size()])
+        kind = _DTYPES[x.dtype]
+        shared = self._m.holes_pattern(
+            x.data_ptr(), valid.data_ptr(), x.numel(), kind, bits.data_ptr()
+        )
+        return int(bits) if shared else None
+
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        if not y.is_contiguous():
+            from encke.ops.reference import holes
+
+            return holes.put_pattern(y, where, bits)
+        pattern = bits & 0xFFFF_FFFF_FFFF_FFFF
+        many: int = self._m.holes_put(
+            y.data_ptr(), where.data_ptr(), y.numel(), _DTYPES[y.dtype], pattern
+        )
+        return many
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         return self._taken(

@@ -44,11 +44,16 @@ class Reference:
         return values if out is None else out.copy_(values)
 
     def predict_encode(
-        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+        self,
+        x: Tensor,
+        shape: tuple[int, ...],
+        q: Quantiser,
+        plan: tuple[int, ...],
+        valid: Tensor | None = None,
     ) -> Tensor:
         from encke.ops.reference import predict
 
-        return predict.encode(x, shape, q, plan)
+        return predict.encode(x, shape, q, plan, valid)
 
     def predict_decode(
         self,
@@ -56,11 +61,46 @@ class Reference:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         out: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
         from encke.ops.reference import predict
 
-        values = predict.decode(payload, shape, dtype)
+        values = predict.decode(payload, shape, dtype, valid)
         return values if out is None else out.copy_(values.view(shape))
+
+    def bitmap_encode(
+        self, x: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        from encke.ops.reference import bitmap
+
+        return bitmap.encode(x, shape, domain)
+
+    def bitmap_decode(
+        self, payload: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        from encke.ops.reference import bitmap
+
+        return bitmap.decode(payload, shape, domain)
+
+    def count_not_finite(self, x: Tensor, samples: int) -> int:
+        from encke.ops.reference import holes
+
+        return holes.count_not_finite(x, samples)
+
+    def mark_values(self, x: Tensor, fill: tuple[float, ...]) -> tuple[Tensor, int]:
+        from encke.ops.reference import holes
+
+        return holes.mark_values(x, fill)
+
+    def shared_pattern(self, x: Tensor, valid: Tensor) -> int | None:
+        from encke.ops.reference import holes
+
+        return holes.shared_pattern(x, valid)
+
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        from encke.ops.reference import holes
+
+        return holes.put_pattern(y, where, bits)
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         from encke.ops.reference import group

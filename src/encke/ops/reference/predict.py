@@ -14,11 +14,20 @@ from encke.ops.reference import (
     predict_interpolation,
     predict_lorenzo,
     predict_plan,
+    predict_plan_holes,
     predict_regression,
     predict_sparse,
     rans,
 )
-from encke.ops.reference.predict_coding import Coding, run_seed, runs_of
+from encke.ops.reference.predict_coding import Coding, run_seed, runs_of, runs_with_holes
+from encke.ops.reference.predict_payload import (
+    RUN_SPARSE,
+    RUN_STAGE,
+    RUN_ZERO,
+    Reader,
+    RunEntry,
+    varint,
+)
 from encke.ops.reference.predict_plan import (
     INTERPOLATION,
     LORENZO,
@@ -40,15 +49,20 @@ _MODELS = {
     REGRESSION: predict_regression,
     INTERPOLATION: predict_interpolation,
 }
-_KEEP_NONZERO, _ZERO_MAP = 1, 2
-_RUN_ZERO, _RUN_SPARSE, _RUN_STAGE = range(3)
+_KEEP_NONZERO, _ZERO_MAP, _HOLES = 1, 2, 4
 
 
-def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]) -> Tensor:
+def encode(
+    x: Tensor,
+    shape: tuple[int, ...],
+    q: Quantiser,
+    plan: tuple[int, ...],
+    valid: Tensor | None = None,
+) -> Tensor:
     """The payload of `x`. `q.limit0` is the error that every value is checked against.
 
     `plan` is (1 to keep zeros and non-zeros apart, else 0), after which mode and bytes of
-    a plan may follow; without them one is chosen.
+    a plan may follow; without them one is chosen. Where `valid` is false there is no value.
     """
     if q.kind not in (PLAIN, DITHER):
         raise UnsupportedError(f"quantiser kind is {q.kind}, predict takes 0 and 2")
@@ -56,27 +70,39 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     if values.numel() == 0:
         return _verbatim(values, q)
     extents = predict_plan.extents_of(shape)
-    flags, given = _read_plan(plan, extents)
+    holes = valid is not None
+    flags, given = _read_plan(plan, extents, holes=holes)
+    if valid is not None:
+        valid = valid.reshape(-1)
+        values = torch.where(valid, values, _nan(x.dtype, x.device))
     if q.step0 == 0.0 or (given and given.mode == VERBATIM):
         return _verbatim(values, q)
     real = arithmetic(x.dtype)
     step = torch.tensor(q.step0, dtype=real, device=x.device)
-    chosen = given or predict_plan.choose(values.to(real), extents, step)
+    choose = predict_plan_holes.choose if holes else predict_plan.choose
+    chosen = given or choose(values.to(real), extents, step)
     if given is None and q.kind == DITHER:
         chosen = chosen.evenly()
     model = _MODELS[chosen.mode]
-    runs = runs_of(model.pieces(chosen, extents), chosen.share)
-    c = Coding(chosen, extents, runs, q.step0, q.kind == DITHER, q.seed, real, x.device)
+    c = Coding(chosen, extents, [], q.step0, q.kind == DITHER, q.seed, real, x.device, valid)
+    c, order, runs = _with_runs(c)
     codes, rebuilt = model.encode(c, values.to(real))
+    if order is not None:
+        codes = codes[order]
     keep = bool(flags & _KEEP_NONZERO)
     decoded = _finish(rebuilt, x.dtype, keep)
     error = (decoded.to(torch.float64) - values.to(torch.float64)).abs()
     wrong = ~(error <= q.limit0)
-    jobs = [(codes[first : first + n], q.kind, r) for r, (first, n) in enumerate(runs)]
-    if keep and bool((values == 0).any()):
+    zeros = values == 0
+    kind = q.kind
+    if valid is not None:
+        wrong &= valid
+        zeros, kind, flags = zeros[valid], PLAIN, flags | _HOLES
+    jobs = [(codes[first : first + n], kind, r) for r, (first, n) in enumerate(runs)]
+    if keep and bool(zeros.any()):
         flags |= _ZERO_MAP
         wrong &= values != 0
-        jobs.append(((values == 0).to(torch.int64), PLAIN, -1))
+        jobs.append((zeros.to(torch.int64), PLAIN, -1))
     directory, data = bytearray(), []
     for part, kind, run in jobs:
         seed = run_seed(q.seed, run) if run >= 0 else 0
@@ -85,10 +111,10 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
         data.append(body)
     outliers = torch.nonzero(wrong).flatten()
     gaps = torch.diff(outliers, prepend=outliers.new_full((1,), -1)) - 1
-    positions = b"".join(_varint(gap) for gap in gaps.tolist())
+    positions = b"".join(varint(gap) for gap in gaps.tolist())
     head = write_parameters(q._replace(step1=0.0))
     head += bytes([chosen.mode, flags, chosen.share, len(chosen.data)]) + chosen.data
-    head += _varint(outliers.numel()) + _varint(len(positions)) + bytes(directory) + positions
+    head += varint(outliers.numel()) + varint(len(positions)) + bytes(directory) + positions
     kept = values[outliers].contiguous().view(torch.uint8)
     payload = torch.cat([_bytes(head, x.device), kept, *(d.to(x.device) for d in data)])
     payload = _padded(payload, values.numel())
@@ -96,7 +122,9 @@ def encode(x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...
     return _verbatim(values, q) if payload.numel() > whole else payload
 
 
-def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def decode(
+    payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype, valid: Tensor | None = None
+) -> Tensor:
     """The tensor of a payload, or `CorruptStreamError`."""
     extents = predict_plan.extents_of(shape)
     count = math.prod(shape)
@@ -105,15 +133,16 @@ def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
             f"payload has {payload.numel()} bytes, {count} values take at least {_least(count)}"
         )
     q, own = read_parameters(payload, dtype)
-    reader = _Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
+    reader = Reader(payload[PARAMETER_BYTES:].cpu().numpy().tobytes())
     mode, flags, share, size = reader.take(4)
     plan = Plan(mode, reader.take(size), share)
     try:
-        plan.check(extents)
+        plan.check(extents, holes=valid is not None)
     except UnsupportedError as error:
         raise CorruptStreamError(f"payload has an impossible plan: {error}") from None
     item = torch.empty(0, dtype=dtype).element_size()
-    if flags > _KEEP_NONZERO | _ZERO_MAP or flags == _ZERO_MAP or any(own):
+    zeros = flags & (_KEEP_NONZERO | _ZERO_MAP)
+    if flags > zeros | _HOLES or zeros == _ZERO_MAP or any(own):
         raise CorruptStreamError(f"payload has flags {flags} and parameter bytes {own!r}")
     if mode == VERBATIM:
         raw = reader.take(count * item)
@@ -121,27 +150,38 @@ def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
         return _values(raw, dtype).to(payload.device).view(shape)
     if q.kind not in (PLAIN, DITHER) or q.step0 == 0.0:
         raise CorruptStreamError(f"payload has quantiser kind {q.kind} and step {q.step0}")
-    model = _MODELS[mode]
-    runs = runs_of(model.pieces(plan, extents), plan.share)
+    if bool(flags & _HOLES) != (valid is not None):
+        raise CorruptStreamError(f"payload has flags {flags}, holes are known from elsewhere")
+    real = arithmetic(dtype)
+    device = payload.device
+    mask = None if valid is None else valid.reshape(-1)
+    c = Coding(plan, extents, [], q.step0, q.kind == DITHER, q.seed, real, device, mask)
+    c, order, runs = _with_runs(c)
     outliers, length = reader.varint(), reader.varint()
     if outliers > min(count, length):
         raise CorruptStreamError(f"payload has {outliers} outliers in {length} bytes")
-    sizes = [size for _, size in runs] + ([count] if flags & _ZERO_MAP else [])
+    coded = count if mask is None else int(torch.count_nonzero(mask))
+    sizes = [size for _, size in runs] + ([coded] if flags & _ZERO_MAP else [])
     entries = [reader.entry() for _ in sizes]
-    places = _Reader(reader.take(length))
+    places = Reader(reader.take(length))
     kept = _values(reader.take(outliers * item), dtype)
     parts = []
     for run, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
         own_kind, seed = (q.kind, run_seed(q.seed, run)) if run < len(runs) else (PLAIN, 0)
+        own_kind = PLAIN if order is not None else own_kind
         parts.append(_decode_run(entry, reader.take(entry.size), size, own_kind, seed))
     reader.only_zeros()
-    real = arithmetic(dtype)
-    device = payload.device
-    c = Coding(plan, extents, runs, q.step0, q.kind == DITHER, q.seed, real, device)
     codes = torch.cat(parts[: len(runs)]).to(device)
-    out = _finish(model.decode(c, codes), dtype, bool(flags & _KEEP_NONZERO))
+    if order is not None:
+        codes = torch.zeros(order.numel(), dtype=codes.dtype, device=device).masked_scatter(
+            order, codes
+        )
+    out = _finish(_MODELS[mode].decode(c, codes), dtype, bool(flags & _KEEP_NONZERO))
     if flags & _ZERO_MAP:
-        out[(parts[-1] != 0).to(device)] = 0.0
+        is_zero = (parts[-1] != 0).to(device)
+        if mask is not None:
+            is_zero = torch.zeros_like(mask).masked_scatter(mask, is_zero)
+        out[is_zero] = 0.0
     position, at = -1, []
     for _ in range(outliers):
         position += 1 + places.varint()
@@ -153,7 +193,27 @@ def decode(payload: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     return out.view(shape)
 
 
-def _read_plan(plan: tuple[int, ...], extents: Extents) -> tuple[int, Plan | None]:
+def _with_runs(c: Coding) -> tuple[Coding, Tensor | None, list[tuple[int, int]]]:
+    """`c` with its runs; where holes leave something out, which positions, in the order of
+    codes, have one; and the runs of those."""
+    model = _MODELS[c.plan.mode]
+    pieces = model.pieces(c.plan, c.extents)
+    if c.valid is None:
+        runs = runs_of(pieces, c.plan.share)
+        return c._replace(runs=runs), None, runs
+    masks = model.order(c, c.valid)
+    coded = [int(torch.count_nonzero(mask)) for mask in masks]
+    runs, codes = runs_with_holes(pieces, coded, c.plan.share)
+    return c._replace(runs=runs), torch.cat(masks), codes
+
+
+def _nan(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(float("nan"), dtype=dtype, device=device)
+
+
+def _read_plan(
+    plan: tuple[int, ...], extents: Extents, *, holes: bool
+) -> tuple[int, Plan | None]:
     if not plan or plan[0] not in (0, _KEEP_NONZERO):
         raise UnsupportedError(f"plan is {plan}, its first number must be 0 or 1")
     if len(plan) == 1:
@@ -161,7 +221,7 @@ def _read_plan(plan: tuple[int, ...], extents: Extents) -> tuple[int, Plan | Non
     if any(not 0 <= number <= 255 for number in plan[2:]):
         raise UnsupportedError(f"plan is {plan}, its numbers must fit a byte")
     given = Plan(plan[1], bytes(plan[2:]))
-    given.check(extents)
+    given.check(extents, holes=holes)
     return plan[0], given
 
 
@@ -199,41 +259,25 @@ def _bytes(data: bytes, device: torch.device) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _encode_run(codes: Tensor, kind: int, seed: int) -> tuple[bytes, Tensor]:
     """A run's entry in the directory and its data."""
     nonzero = int(torch.count_nonzero(codes))
     if nonzero == 0:
-        return bytes([_RUN_ZERO]), torch.empty(0, dtype=torch.uint8)
+        return bytes([RUN_ZERO]), torch.empty(0, dtype=torch.uint8)
     if nonzero <= 1024 or nonzero <= codes.numel() // 64:
         data = predict_sparse.encode(codes.to(torch.int32).cpu())
-        entry = bytes([_RUN_SPARSE]) + _varint(nonzero) + _varint(len(data))
+        entry = bytes([RUN_SPARSE]) + varint(nonzero) + varint(len(data))
         return entry, torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[
             : len(data)
         ]
     own, body = rans.encode_codes(codes.to(torch.int32), kind=kind, seed=seed)
-    return bytes([_RUN_STAGE]) + own + _varint(body.numel()), body
+    return bytes([RUN_STAGE]) + own + varint(body.numel()), body
 
 
-class _Entry:
-    """A run as the directory describes it."""
-
-    def __init__(self, coder: int, nonzero: int, own: bytes, size: int) -> None:
-        self.coder, self.nonzero, self.own, self.size = coder, nonzero, own, size
-
-
-def _decode_run(entry: _Entry, data: bytes, count: int, kind: int, seed: int) -> Tensor:
-    if entry.coder == _RUN_ZERO:
+def _decode_run(entry: RunEntry, data: bytes, count: int, kind: int, seed: int) -> Tensor:
+    if entry.coder == RUN_ZERO:
         return torch.zeros(count, dtype=torch.int64)
-    if entry.coder == _RUN_SPARSE:
+    if entry.coder == RUN_SPARSE:
         if entry.nonzero > count:
             raise CorruptStreamError(f"payload has {entry.nonzero} codes in a run of {count}")
         return predict_sparse.decode(data, entry.nonzero, count).to(torch.int64)
@@ -241,50 +285,3 @@ def _decode_run(entry: _Entry, data: bytes, count: int, kind: int, seed: int) ->
     codes = rans.decode_codes(entry.own, body, count, kind=kind, seed=seed).to(torch.int64)
     is_open = (codes == digits.VERBATIM) | (codes == digits.ZERO)
     return torch.where(is_open, 0, codes)
-
-
-class _Reader:
-    """Reads a payload from its front; `CorruptStreamError` where it ends too soon."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, size: int) -> bytes:
-        if size > len(self.data) - self.at:
-            raise CorruptStreamError(
-                f"payload has {len(self.data) - self.at} bytes left where {size} are needed"
-            )
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def byte(self) -> int:
-        return self.take(1)[0]
-
-    def varint(self) -> int:
-        value = 0
-        for shift in range(0, 63, 7):
-            byte = self.byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                if value >> 62:
-                    break
-                return value
-        raise CorruptStreamError("payload has an integer beyond 2^62")
-
-    def entry(self) -> _Entry:
-        coder = self.byte()
-        if coder > _RUN_STAGE:
-            raise CorruptStreamError(
-                f"payload has a run with coder {coder}, allowed are 0 to 2"
-            )
-        nonzero = self.varint() if coder == _RUN_SPARSE else 0
-        own = self.take(7) if coder == _RUN_STAGE else b""
-        return _Entry(coder, nonzero, own, self.varint() if coder != _RUN_ZERO else 0)
-
-    def done(self) -> None:
-        if self.at != len(self.data):
-            raise CorruptStreamError(f"payload has {len(self.data) - self.at} bytes too many")
-
-    def only_zeros(self) -> None:
-        if any(self.data[self.at :]):
-            raise CorruptStreamError("payload goes on after its last run")

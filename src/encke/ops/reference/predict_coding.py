@@ -19,7 +19,8 @@ _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Coding(NamedTuple):
-    """What a stream fixes for all its codes; `runs` has each one's first code and size."""
+    """What a stream fixes for all its codes; `runs` has each one's first code and size.
+    `valid` is flat, or None where every position has a value."""
 
     plan: Plan
     extents: Extents
@@ -29,6 +30,7 @@ class Coding(NamedTuple):
     seed: int
     real: torch.dtype
     device: torch.device
+    valid: Tensor | None = None
 
     def lattice(self, halving: int = 0) -> Tensor:
         """The step of a halving, rounded to the arithmetic's precision."""
@@ -80,15 +82,33 @@ def runs_of(pieces: list[int], share: int) -> list[tuple[int, int]]:
     >>> runs_of([1, 3, 4, 8000, 8000], 5)
     [(0, 8008), (8008, 8000)]
     """
-    enough = max(_RUN_CODES, sum(pieces) >> share)
-    runs: list[tuple[int, int]] = []
-    at, is_open = 0, False
-    for piece in pieces:
+    return runs_with_holes(pieces, pieces, share)[0]
+
+
+_Runs = list[tuple[int, int]]
+
+
+def runs_with_holes(pieces: list[int], coded: list[int], share: int) -> tuple[_Runs, _Runs]:
+    """The same where only some positions of a piece are coded: the runs' places among all
+    positions, and among those that are coded.
+
+    >>> runs_with_holes([8, 8000, 8000], [4, 5000, 7000], 5)
+    ([(0, 8008), (8008, 8000)], [(0, 5004), (5004, 7000)])
+    """
+    enough = max(_RUN_CODES, sum(coded) >> share)
+    runs: _Runs = []
+    codes: _Runs = []
+    at = code = 0
+    is_open = False
+    for piece, own in zip(pieces, coded, strict=True):
         first, count = runs.pop() if is_open else (at, 0)
+        first_code, codes_count = codes.pop() if is_open else (code, 0)
         runs.append((first, count + piece))
+        codes.append((first_code, codes_count + own))
         at += piece
-        is_open = count + piece < enough
-    return runs
+        code += own
+        is_open = codes_count + own < enough
+    return runs, codes
 
 
 def wrapped(codes: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from encke.ops.reference import predict_holes
 from encke.ops.reference.predict_coding import Coding, wrapped
 from encke.ops.reference.predict_plan import Extents, Plan
 
@@ -60,6 +61,40 @@ def _merge(even: Tensor, odd: Tensor, grid: list[int], axis: int) -> Tensor:
     return whole
 
 
+def order(c: Coding, valid: Tensor) -> list[Tensor]:
+    """Which positions of each piece have a value."""
+    grids = _grids(c.plan, c.extents)
+    masks = _masks(c, valid)
+    odd = [
+        _view(masks[i], grids[i], axis)[:, 1::2].reshape(-1)
+        for i, (axis, _) in enumerate(c.plan.steps)
+    ]
+    return [masks[-1], *reversed(odd)]
+
+
+def _masks(c: Coding, valid: Tensor) -> list[Tensor]:
+    masks = [valid]
+    for grid, (axis, _) in zip(_grids(c.plan, c.extents), c.plan.steps, strict=False):
+        masks.append(_view(masks[-1], grid, axis)[:, 0::2].reshape(-1))
+    return masks
+
+
+def _filled(c: Coding, i: int, y: Tensor) -> Tensor:
+    """Grid i, as it was rebuilt, with holes that are fit to be predicted from."""
+    if c.valid is None:
+        return y
+    mask = _masks(c, c.valid)[i]
+    if bool(mask.all()):
+        return y
+    if i == len(c.plan.steps):
+        y = predict_holes.carry_over(y, mask)
+    grid = _grids(c.plan, c.extents)[i]
+    filled = predict_holes.fill(
+        y.view(grid), mask.view(grid), axes=c.plan.fill_axes, steep=c.plan.steep
+    )
+    return filled.reshape(-1)
+
+
 def encode(c: Coding, x: Tensor) -> tuple[Tensor, Tensor]:
     grids = _grids(c.plan, c.extents)
     truth = [x]
@@ -75,7 +110,7 @@ def encode(c: Coding, x: Tensor) -> tuple[Tensor, Tensor]:
     for i, grid, axis, weight in _halvings(c):
         values = _view(truth[i], grid, axis)[:, 1::2]
         shape = list(values.shape)
-        even = y.view(shape[0], -1, shape[2])
+        even = _filled(c, i + 1, y).view(shape[0], -1, shape[2])
         predicted = _between(even, shape[1], weight)
         u = c.dither(at, values.numel()).view(shape)
         codes, odd = c.quantise(values, predicted, u, c.lattice(i))
@@ -96,7 +131,7 @@ def decode(c: Coding, codes: Tensor) -> Tensor:
         outer, n, inner = math.prod(grid[:axis]), grid[axis], math.prod(grid[axis + 1 :])
         shape = (outer, n // 2, inner)
         count = math.prod(shape)
-        even = y.view(outer, -(-n // 2), inner)
+        even = _filled(c, i + 1, y).view(outer, -(-n // 2), inner)
         predicted = _between(even, n // 2, weight)
         u = c.dither(at, count).view(shape)
         odd = c.rebuild(codes[at : at + count].view(shape), predicted, u, c.lattice(i))

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from encke.errors import UnsupportedError
+from encke.ops.reference.predict_estimate import estimated_bits
 
 VERBATIM, LORENZO, REGRESSION, INTERPOLATION = range(4)
 AXES = 4
 
 _SAMPLES = 512
-_LORENZO_SAMPLES = 256
+POINTS = 4096
+LORENZO_SAMPLES = 512
+#: Lorenzo must promise fewer bits than this share of the interpolation's: samples vary.
+CLEARLY = 0.985
 _WEIGHTS = (8, 9, 4, 6, 10)
 _SHARES = (64, 51, 41, 33, 32)
 _MOST_STEPS = 80
 _MOST_SHARE = 62
 _COST_CEILING = 2.0**20
-_CODE_CEILING = 4096
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
 Extents = tuple[int, int, int, int]
@@ -66,7 +71,17 @@ class Plan:
 
     @property
     def difference(self) -> bool:
-        return self.data[0] == 1
+        return bool(self.data[0] & 1)
+
+    @property
+    def steep(self) -> bool:
+        """Whether holes are filled with more of the slope beside them."""
+        return bool(self.data[0] & 2)
+
+    @property
+    def fill_axes(self) -> int:
+        """The axes along which holes are filled, a bit for each."""
+        return self.data[0] >> 4
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -78,7 +93,7 @@ class Plan:
         decay = self.data[1]
         return _SHARES[min(halving // decay, 4)] if decay else 64
 
-    def check(self, extents: Extents) -> None:
+    def check(self, extents: Extents, *, holes: bool = False) -> None:
         """Raise `UnsupportedError` if no stream of these extents has this plan."""
         data = self.data
         if self.share > _MOST_SHARE:
@@ -90,7 +105,8 @@ class Plan:
         elif 0 in extents:  # without values there is nothing to predict
             good = False
         elif self.mode == INTERPOLATION:
-            good = 2 <= len(data) <= _MOST_STEPS + 2 and data[0] <= 1
+            good = 2 <= len(data) <= _MOST_STEPS + 2
+            good = good and (not data[0] & 0x0D if holes else data[0] <= 1)
             left = list(extents)
             for axis, weight in self.steps if good else []:
                 good = good and weight <= 15 and left[axis] >= 2
@@ -102,6 +118,7 @@ class Plan:
                 and 1 <= data[0] <= 2
                 and 1 <= data[1] <= 3
                 and (self.mode == LORENZO or 2 <= data[2] <= 64)
+                and not (holes and (self.mode == REGRESSION or data[0] == 2))
             )
         if not good:
             raise UnsupportedError(
@@ -123,20 +140,20 @@ def extents_of(shape: tuple[int, ...]) -> Extents:
 
 def choose(x: Tensor, extents: Extents, step: Tensor) -> Plan:
     """The plan for the values `x`, flat and in the precision of their arithmetic."""
-    halved, bits = _interpolation(x, extents, step)
+    halved, bits, _ = interpolation(x, extents, step, _sampled)
     if bits > 0.25:
         halved = replace(halved, share=3)
     if bits < 1.0:
         return halved
     lorenzo, lorenzo_bits = _lorenzo(x, extents, step)
-    return lorenzo if lorenzo_bits < 0.97 * bits else halved
+    return lorenzo if lorenzo_bits < CLEARLY * bits else halved
 
 
 @functools.cache
 def _points() -> Tensor:
     """Sixteen random bits for each axis of each sampled position."""
     rows = []
-    for k in range(_SAMPLES):
+    for k in range(POINTS):
         z = ((k + 1) * 0x9E3779B97F4A7C15) & _MASK64
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -145,21 +162,13 @@ def _points() -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _indices(axis: int, extent: int, many: int, device: torch.device) -> Tensor:
+def indices(axis: int, extent: int, many: int, device: torch.device) -> Tensor:
     share = _points()[:many, axis].to(device)
     return (extent >> 16) * share + (((extent & 0xFFFF) * share) >> 16)
 
 
-def _strides(extents: Extents) -> list[int]:
+def strides(extents: Extents) -> list[int]:
     return [math.prod(extents[d + 1 :]) for d in range(AXES)]
-
-
-def _code_bits(mean: float) -> float:
-    """Bits of a code of two-sided geometric distribution with this mean magnitude."""
-    if mean <= 0.0:
-        return 0.0
-    ratio = (math.sqrt(1 + mean * mean) - 1) / mean
-    return -math.log2((1 - ratio) / (1 + ratio)) - mean * math.log2(ratio)
 
 
 def _costs(residual: Tensor, scale: Tensor) -> Tensor:
@@ -168,60 +177,95 @@ def _costs(residual: Tensor, scale: Tensor) -> Tensor:
     return torch.where(size < _COST_CEILING, size, _COST_CEILING).to(torch.int64)
 
 
-def _interpolation(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
+class Candidate(NamedTuple):
+    """A plan, the bits for a value that it should take, and the axes along which values are
+    alike, a bit for each."""
+
+    plan: Plan
+    bits: float
+    near: int
+
+
+_Sampler = Callable[[Tensor, list[int], list[int], int, int], tuple[Tensor, Tensor, Tensor]]
+
+
+def interpolation(x: Tensor, extents: Extents, step: Tensor, sampler: _Sampler) -> Candidate:
     scale = 1 / step * 8
-    grid, stride = list(extents), _strides(extents)
+    grid, stride = list(extents), strides(extents)
     steps: list[int] = []
-    decay, bits, left = 0, 0.0, 1.0
+    decay, bits, left, near = 0, 0.0, 1.0, 0
+    costs: dict[int, int] = {}
     while len(steps) < _MOST_STEPS:
         size = math.prod(grid)
         many = min(max(size // 64, 64), _SAMPLES)
         best: tuple[int, int, int, int] | None = None  # compared cost, cost, axis, weight
-        plain = codes = 0
+        plain, code_bits, plain_bits = 0, 0.0, 0.0
         for axis in range(AXES):
             if grid[axis] < 2:
                 continue
-            value, pair, outer = _sampled(x, grid, stride, axis, many)
+            value, pair, outer = sampler(x, grid, stride, axis, many)
+            count = value.numel()
+            if count == 0:
+                continue
             found = False
             for weight in _WEIGHTS:
                 predicted = pair * (weight / 16) + outer * ((8 - weight) / 16)
                 cost = _costs(value - predicted, scale)
-                raw = int(cost.sum())
+                raw = int(cost.sum()) * many // count
+                if not steps and weight == 8:
+                    costs[axis] = raw
                 compared = raw + raw // 32 if axis == AXES - 1 else raw
                 if best is None or compared < best[0]:
                     best, found = (compared, raw, axis, weight), True
-                    codes = int(((cost + 4) // 8).clamp(max=_CODE_CEILING).sum())
+                    code_bits = estimated_bits((cost + 4) // 8, value < predicted)
             if found:
-                plain = int(_costs(value, scale).sum())
+                cost = _costs(value, scale)
+                plain = int(cost.sum()) * many // count
+                plain_bits = estimated_bits((cost + 4) // 8, value < 0)
         if best is None or (size > 64 and best[1] >= plain - plain // 16):
-            bits += left * _code_bits(plain / (8.0 * many))
+            bits += left * plain_bits
             break
         _, exact, axis, weight = best
-        if not steps and exact * 4 < many:
-            decay = sum(extent > 1 for extent in extents)
+        if not steps:
+            if exact * 4 < many:
+                decay = sum(extent > 1 for extent in extents)
+            near = sum(1 << d for d, cost in costs.items() if cost <= 2 * costs[axis])
         steps.append(axis | weight << 2)
         even = -(-grid[axis] // 2)
         share = left * even / grid[axis]
-        bits += (left - share) * _code_bits(codes / many)
+        bits += (left - share) * code_bits
         left = share
         grid[axis] = even
         stride[axis] *= 2
-    return Plan(INTERPOLATION, bytes([0, decay, *steps])), bits
+    return Candidate(Plan(INTERPOLATION, bytes([0, decay, *steps])), bits, near)
+
+
+def places(
+    grid: list[int], stride: list[int], axis: int, many: int, device: torch.device
+) -> tuple[Tensor, Tensor, int]:
+    """Sampled odd positions along an axis, their numbers, and how many even ones there are."""
+    n = grid[axis]
+    at = torch.zeros(many, dtype=torch.int64, device=device)
+    j = at
+    for d in range(AXES):
+        index = indices(d, n // 2 if d == axis else grid[d], many, device)
+        if d == axis:
+            j, index = index, 2 * index + 1
+        at = at + index * stride[d]
+    return at, j, -(-n // 2)
+
+
+def sampled_codes(scaled: Tensor) -> Tensor:
+    """Codes, not further from zero than what any predictor can be judged by."""
+    return torch.where(scaled.abs() < _COST_CEILING, scaled, 0.0).round().to(torch.int64)
 
 
 def _sampled(
     x: Tensor, grid: list[int], stride: list[int], axis: int, many: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values between known ones along an axis, and the sums of the two pairs around them."""
-    n, by = grid[axis], stride[axis]
-    even, odd = -(-n // 2), n // 2
-    at = torch.zeros(many, dtype=torch.int64, device=x.device)
-    j = at
-    for d in range(AXES):
-        index = _indices(d, odd if d == axis else grid[d], many, x.device)
-        if d == axis:
-            j, index = index, 2 * index + 1
-        at = at + index * stride[d]
+    by = stride[axis]
+    at, j, even = places(grid, stride, axis, many, x.device)
     after = (j + 1 < even).to(torch.int64)
     a = x[at - by - 2 * by * (j > 0).to(torch.int64)]
     b = x[at - by]
@@ -232,10 +276,10 @@ def _sampled(
 
 def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
     inverse = 1 / step
-    stride = _strides(extents)
-    index = [_indices(d, extents[d], _LORENZO_SAMPLES, x.device) for d in range(AXES)]
+    stride = strides(extents)
+    index = [indices(d, extents[d], LORENZO_SAMPLES, x.device) for d in range(AXES)]
     at = sum((i * s for i, s in zip(index, stride, strict=True)), torch.zeros_like(index[0]))
-    codes = torch.zeros((3, 3, 3, _LORENZO_SAMPLES), dtype=torch.int64, device=x.device)
+    codes = torch.zeros((3, 3, 3, LORENZO_SAMPLES), dtype=torch.int64, device=x.device)
     for i in range(27):
         back = (i // 9, i // 3 % 3, i % 3)
         inside = torch.ones_like(at, dtype=torch.bool)
@@ -244,9 +288,8 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
             inside &= index[d + 1] >= back[d]
             source = source - back[d] * stride[d + 1]
         scaled = x[source.clamp(min=0)] * inverse
-        code = torch.where(scaled.abs() < _COST_CEILING, scaled, 0.0).round().to(torch.int64)
-        codes[back] = torch.where(inside, code, 0)
-    best: tuple[int, int, int] | None = None
+        codes[back] = torch.where(inside, sampled_codes(scaled), 0)
+    best: tuple[float, int, int] | None = None
     for order, taps in ((1, (1, -1, 0)), (2, (1, -2, 1))):
         t = torch.tensor(taps, dtype=torch.int64, device=x.device)
         along = (codes * t.view(1, 1, 3, 1)).sum(2)
@@ -254,8 +297,8 @@ def _lorenzo(x: Tensor, extents: Extents, step: Tensor) -> tuple[Plan, float]:
         for axes, residual in enumerate(
             (along[0, 0], plane[0], (plane * t[:, None]).sum(0)), 1
         ):
-            total = int(residual.abs().clamp(max=_CODE_CEILING).sum())
-            if best is None or total < best[0]:
-                best = (total, order, axes)
+            bits = estimated_bits(residual.abs(), residual < 0)
+            if best is None or bits < best[0]:
+                best = (bits, order, axes)
     assert best is not None
-    return Plan(LORENZO, bytes(best[1:])), _code_bits(best[0] / _LORENZO_SAMPLES)
+    return Plan(LORENZO, bytes(best[1:])), best[0]

@@ -105,6 +105,10 @@ class Blocks:
         return torch.stack(codes, 1).to(torch.int64)
 
 
+def order(c: Coding, valid: Tensor) -> list[Tensor]:
+    raise AssertionError("no plan for a field with holes has regression")
+
+
 def encode(c: Coding, x: Tensor) -> tuple[Tensor, Tensor]:
     blocks = Blocks(c.plan, c.extents)
     coefficients = blocks.fit(c, x)

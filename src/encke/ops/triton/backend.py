@@ -75,9 +75,15 @@ class Triton:
         return host.returned(values, payload.device, out)
 
     def predict_encode(
-        self, x: Tensor, shape: tuple[int, ...], q: Quantiser, plan: tuple[int, ...]
+        self,
+        x: Tensor,
+        shape: tuple[int, ...],
+        q: Quantiser,
+        plan: tuple[int, ...],
+        valid: Tensor | None = None,
     ) -> Tensor:
-        return host.backend().predict_encode(x.cpu(), shape, q, plan).to(x.device)
+        on_host = None if valid is None else valid.cpu()
+        return host.backend().predict_encode(x.cpu(), shape, q, plan, on_host).to(x.device)
 
     def predict_decode(
         self,
@@ -85,9 +91,36 @@ class Triton:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         out: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
-        values = host.backend().predict_decode(payload.cpu(), shape, dtype)
+        on_host = None if valid is None else valid.cpu()
+        values = host.backend().predict_decode(payload.cpu(), shape, dtype, None, on_host)
         return host.returned(values, payload.device, out)
+
+    def bitmap_encode(
+        self, x: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        within = None if domain is None else domain.cpu()
+        return host.backend().bitmap_encode(x.cpu(), shape, within).to(x.device)
+
+    def bitmap_decode(
+        self, payload: Tensor, shape: tuple[int, ...], domain: Tensor | None = None
+    ) -> Tensor:
+        within = None if domain is None else domain.cpu()
+        return host.backend().bitmap_decode(payload.cpu(), shape, within).to(payload.device)
+
+    # Torch's own kernels do these on any device.
+    def count_not_finite(self, x: Tensor, samples: int) -> int:
+        return Reference().count_not_finite(x, samples)
+
+    def mark_values(self, x: Tensor, fill: tuple[float, ...]) -> tuple[Tensor, int]:
+        return Reference().mark_values(x, fill)
+
+    def shared_pattern(self, x: Tensor, valid: Tensor) -> int | None:
+        return Reference().shared_pattern(x, valid)
+
+    def put_pattern(self, y: Tensor, where: Tensor, bits: int) -> int:
+        return Reference().put_pattern(y, where, bits)
 
     def group_encode(self, x: Tensor, bits: int, stochastic: bool, seed: int) -> Tensor:
         return self.group_encode_later(x, bits, stochastic, seed).settle()
