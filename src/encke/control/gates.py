@@ -2,7 +2,7 @@
 
 A gate (`tape.gate`) spares the bits of the values that a ReLU blocks, and leaves a variance in
 the gradients that no bound makes smaller. What is left of the budget then has to do for all
-the others: with bounds that share a variance V over n values (`control.allocate`), a variance
+the others: with bounds that share a variance V over n values (`bound.allocate`), a variance
 v less costs n · v / (2 ln 2 · V) bits. A gate that spares fewer is closed.
 """
 
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from encke.control.allocate import Demand
+from encke.bound.allocate import Demand
 
 _MOST = 0.25  # of the budget, whatever it would spare
 _FEWEST_BITS = 0.25  # that a value takes, however coarse its bound
