@@ -162,6 +162,14 @@ class BlobReader:
         places: list[Part] = self._entry(entry["of"]).get("parts", []) if "of" in entry else []
         return places or entry.get("parts", [])
 
+    def nbytes(self, number: object) -> float:
+        """Bytes of the file that a blob takes; its share of a stream with others in it."""
+        entry = self._entry(number)
+        total = sum(place.length for place in self.places(number))
+        if "of" not in entry:
+            return float(total)
+        return float(total * entry["n"] / max(1, self._entry(entry["of"])["n"]))
+
     def dtype(self, number: object) -> torch.dtype:
         """The dtype of a blob."""
         dtype: torch.dtype = self._entry(number)["dtype"]
@@ -214,9 +222,9 @@ class BlobReader:
             raise self._parts.corrupt(f"at {place.offset}: {error}") from None
 
     def _entry(self, number: object) -> dict[str, Any]:
-        if not _is_count(number) or number >= len(self._entries):  # type: ignore[operator]
+        if not isinstance(number, int) or not 0 <= number < len(self._entries):
             raise self._parts.corrupt(f"refers to blob {number!r}")
-        return self._entries[number]  # type: ignore[index]
+        return self._entries[number]
 
 
 def _is_count(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 The loss rises by about g·e + ½ Σ h e² for an error e, with g the gradient and h the diagonal
 of the Gauss–Newton matrix (docs/store-theory.md). h is averaged over a tensor, so a few
-backward passes with drawn labels are enough.
+backward passes with drawn residuals are enough.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from encke.store.errors import StoreError
 from encke.store.inputs import InputMoment, InputMoments
-from encke.store.objective import DrawnLabels, Objective
+from encke.store.objective import DrawnResiduals, Objective
 
-_PROBES = 4
+_FEWEST, _MOST = 4, 16  # backward passes with drawn residuals
 _HESSIAN_PROBES = 8
+GAUSS_NEWTON = "Gauss-Newton diagonal, drawn residuals"
 
 
 @dataclass(kw_only=True)
@@ -85,25 +86,29 @@ def calibrate(
         slopes = {name: torch.zeros(p.shape) for name, p in parameters.items()}
         total = 0.0
         for batch in kept:
-            if feedback:
-                with moments:
-                    loss = _loss(model, batch, objective)
-            else:
-                loss = _loss(model, batch, objective)
+            loss = _loss(model, batch, objective)
             total += float(loss.detach())
             for name, g in _gradients(loss, parameters):
                 slopes[name] += g.detach().float().cpu() / len(kept)
         level = total / len(kept)
         if not math.isfinite(level):
             raise StoreError(f"the loss of the calibration data is {level}")
-        squares, source = _squares(model, kept, objective, parameters, seed)
+        watched = moments if feedback else None
+        squares, source = _squares(model, kept, objective, parameters, seed, watched)
+    found = moments.moments() if source == GAUSS_NEWTON else {}
+    mean = {name: float(s.mean()) for name, s in squares.items()}
+    # Squares of examples' gradients have the mean of those of batches, and less noise.
+    mean |= {
+        name: sum(float(m.diagonal().mean()) for m in moment.matrices) / len(moment.matrices)
+        for name, moment in found.items()
+    }
     return Curvature(
         loss=level,
-        mean={name: float(s.mean()) for name, s in squares.items()},
+        mean=mean,
         source=source,
         slopes=slopes,
         squares={name: s for name, s in squares.items() if s.numel() <= 1 << 16},
-        inputs=moments.moments(),
+        inputs=found,
     )
 
 
@@ -137,24 +142,28 @@ def _squares(
     objective: Objective,
     parameters: Mapping[str, Tensor],
     seed: int,
+    moments: InputMoments | None,
 ) -> tuple[dict[str, Tensor], str]:
     generator = torch.Generator().manual_seed(seed)
     squares = {name: torch.zeros(p.shape) for name, p in parameters.items()}
-    for batch in itertools.islice(itertools.cycle(batches), _PROBES):
-        drawn = DrawnLabels(generator)
-        with drawn:
+    probes = min(_MOST, max(_FEWEST, len(batches)))
+    scale = 1.0
+    for batch in itertools.islice(itertools.cycle(batches), probes):
+        drawn = DrawnResiduals(generator)
+        with drawn, moments or nullcontext():
             loss = _loss(model, batch, objective)
         if drawn.losses == 0 or not loss.requires_grad:
             return _hessian(model, batches, objective, parameters, generator)
-        scale = 1.0
         if drawn.losses == 1 and drawn.values[0] > 0:
             # An objective that scales its loss by a has a of its curvature, not a².
             plain = float(_loss(model, batch, objective).detach())
             scale = drawn.values[0] / plain if plain > 0 else 1.0
             scale = 1.0 if not 1e-6 < scale < 1e6 or abs(scale - 1.0) < 0.05 else scale
         for name, g in _gradients(loss, parameters):
-            squares[name] += g.detach().float().cpu() ** 2 * (scale / _PROBES)
-    return squares, "Gauss-Newton diagonal, drawn labels"
+            squares[name] += g.detach().float().cpu() ** 2 * (scale / probes)
+    if moments is not None:
+        moments.divide(probes, scale)
+    return squares, GAUSS_NEWTON
 
 
 def _hessian(

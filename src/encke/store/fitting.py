@@ -21,7 +21,7 @@ from encke.ops import quantiser
 from encke.store.blobs import LARGEST_CODE
 from encke.store.delta import Base, residual_error, worth_it
 from encke.store.feedback import rounded
-from encke.store.rules import Lattice, Logarithm, Rule, lattice_values, wide_dtype
+from encke.store.rules import Exact, Lattice, Logarithm, Rule, lattice_values, wide_dtype
 from encke.store.subjects import Subject
 
 log = logging.getLogger("encke")
@@ -74,12 +74,12 @@ def fit(
     measure  the loss with the subjects' values as they are now, less the true one's
     """
     allowed, best = budget, None
-    for attempt in range(1, _ATTEMPTS + 1):
-        found = _attempt(subjects, allowed, base)
-        found.attempts = attempt
+    for number in range(1, _ATTEMPTS + 1):
+        found = attempt(subjects, allowed, base)
+        found.attempts = number
         if measure is None:
             return found
-        with _in_place(found.coded):
+        with in_place(found.coded):
             found.measured = measure()
         if not math.isfinite(found.measured):
             found.measured = math.inf
@@ -87,7 +87,7 @@ def fit(
             best = (allowed, found)
         # What counts is the larger of both: a lucky slope is no licence to go on.
         seen = max(found.measured, 0.7 * found.predicted)
-        if _CLOSE * budget <= seen <= budget or attempt == _ATTEMPTS:
+        if _CLOSE * budget <= seen <= budget or number == _ATTEMPTS:
             break
         allowed *= min(3.0, max(0.1, 0.95 * budget / max(seen, 1e-300)))
         if best is not None and abs(allowed / best[0] - 1.0) < 0.03:
@@ -106,19 +106,20 @@ def _tightened(
 ) -> Fit:
     """Tighter and tighter until the promise holds; exact in the limit."""
     assert measure is not None
-    for attempt in range(_ATTEMPTS + 1, _ATTEMPTS + 12):
+    for number in range(_ATTEMPTS + 1, _ATTEMPTS + 12):
         allowed *= 0.25
-        found = _attempt(subjects, allowed, base)
-        with _in_place(found.coded):
+        found = attempt(subjects, allowed, base)
+        with in_place(found.coded):
             found.measured = measure()
-        found.attempts = attempt
+        found.attempts = number
         if found.measured <= budget:
             return found
     log.warning("the loss cannot be kept within its budget; weights are kept exactly")
     return Fit(coded=[], predicted=0.0, slope=0.0, measured=0.0, attempts=_ATTEMPTS + 12)
 
 
-def _attempt(subjects: Sequence[Subject], budget: float, base: Base | None) -> Fit:
+def attempt(subjects: Sequence[Subject], budget: float, base: Base | None) -> Fit:
+    """Codes of all subjects for one budget of the second-order rise."""
     bounds = water_fill({s.name: s.demand() for s in subjects}, variance=budget)
     shift, coded = 0.0, [encode(s, bounds[s.name], 0.0, base) for s in subjects]
     curved = sum(
@@ -214,8 +215,6 @@ def _variance(subject: Subject, value: Tensor, bound: float, shift: float) -> Co
 
 
 def _exact(subject: Subject, value: Tensor, bound: float) -> Coded:
-    from encke.store.rules import Exact
-
     return Coded(
         subject=subject,
         rule=Exact(),
@@ -226,7 +225,7 @@ def _exact(subject: Subject, value: Tensor, bound: float) -> Coded:
 
 
 @contextmanager
-def _in_place(coded: Sequence[Coded]) -> Iterator[None]:
+def in_place(coded: Sequence[Coded]) -> Iterator[None]:
     """The model with decoded values, for as long as its loss is measured."""
     kept = [c.subject.value.clone() for c in coded]
     try:

@@ -204,7 +204,7 @@ def _check_optimizer(optimizer: Optimizer, stored: StateReader) -> None:
             continue
         number = int(pieces[2])
         if number >= len(parameters) or (
-            entry.count > 1
+            entry.values > 1
             and entry.shape != tuple(parameters[number].shape)
             and pieces[3] in ("exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg")
         ):

@@ -111,12 +111,12 @@ def given_rules(
         if not fitting:
             raise BoundError(f"bounds: no tensor is called {pattern!r}")
         for name in fitting:
-            if name.startswith("optimizer/") and name.rsplit("/", 1)[-1] in second:
-                if bound.kind not in ("pointwise", "lossless"):
-                    raise BoundError(
-                        f"bounds: {name} is a second moment, which {bound!r} would let decode "
-                        "to zero or below; give PointwiseRelative or moments=Moments(second=…)"
-                    )
+            moment = name.startswith("optimizer/") and name.rsplit("/", 1)[-1] in second
+            if moment and bound.kind not in ("pointwise", "lossless"):
+                raise BoundError(
+                    f"bounds: {name} is a second moment, which {bound!r} would let decode to "
+                    "zero or below; give PointwiseRelative or moments=Moments(second=…)"
+                )
             if isinstance(bound, Lossless):
                 rules.pop(name, None)
             else:

@@ -1,8 +1,4 @@
-"""The loss of a batch, and the same with labels that the model itself draws.
-
-The Gauss–Newton matrix of a loss is the expected square of its gradient when the labels come
-from the model's own prediction. So one backward pass with drawn labels is a sample of it.
-"""
+"""The loss of a batch, and one backward pass that samples its curvature."""
 
 from __future__ import annotations
 
@@ -41,13 +37,14 @@ def default_objective(model: nn.Module, batch: Any) -> Tensor:
     )
 
 
-class DrawnLabels(TorchFunctionMode):
-    """Inside, losses take labels drawn from the prediction in place of those given.
+class DrawnResiduals(TorchFunctionMode):
+    """Inside, losses become linear in the prediction, with a slope that is drawn.
 
-    A loss is also scaled so that the expected square of its gradient is the Gauss–Newton
-    diagonal: a mean over N labels by √N.
+    The slope has the covariance of the loss's second derivative, as that of labels drawn from
+    the prediction has, but no rare large values. So the expected square of a gradient is the
+    Gauss–Newton diagonal: for a mean over N labels, slopes are divided by √N.
 
-    losses  how many losses were seen, and `values` what they were with the given labels
+    values  of the losses that were seen, with the labels that were given
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -69,37 +66,50 @@ class DrawnLabels(TorchFunctionMode):
         with torch.no_grad():
             given = func(*args, **kwargs)
         self.values.append(float(given.mean()))
-        return drawn(self._generator, *args, **kwargs)
+        signs = _Signs(self._generator)
+        return drawn(signs, *args, **kwargs)
 
 
-def _drawn_classes(generator: torch.Generator, probabilities: Tensor) -> Tensor:
-    flat = probabilities.detach().reshape(-1, probabilities.shape[-1]).float().cpu()
-    drawn = torch.multinomial(flat.nan_to_num(1.0).clamp(min=1e-30), 1, generator=generator)
-    return drawn.view(probabilities.shape[:-1]).to(probabilities.device)
+class _Signs:
+    """±1 at random, like a tensor."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def like(self, x: Tensor) -> Tensor:
+        drawn = torch.randint(0, 2, x.shape, generator=self._generator)
+        return (drawn * 2 - 1).to(device=x.device, dtype=torch.float32)
 
 
-def _scaled(losses: Tensor, reduction: str, count: float) -> Tensor:
+def _linear(prediction: Tensor, slope: Tensor, reduction: str, count: float) -> Tensor:
+    total = (prediction.float() * slope).sum()
     if reduction == "sum":
-        return losses.sum()
-    mean = losses.sum() / max(1.0, count) * math.sqrt(max(1.0, count))
-    return mean if reduction == "mean" else mean.expand_as(losses)
+        return total
+    mean = total / math.sqrt(max(1.0, count))
+    # Whoever reduces single losses to their mean gets the same.
+    return mean if reduction == "mean" else mean.expand(max(1, int(count)))
 
 
-def _from_log_probabilities(
-    generator: torch.Generator, log_p: Tensor, target: Tensor, reduction: str, ignore: int
+def _class_slope(signs: _Signs, p: Tensor) -> Tensor:
+    """A slope of covariance diag(p) − ppᵀ: √p u − p (√p·u) with u of ±1."""
+    root = p.sqrt()
+    u = signs.like(p)
+    return root * u - p * (root * u).sum(-1, keepdim=True)
+
+
+def _classes(
+    signs: _Signs, scores: Tensor, p: Tensor, target: Tensor, reduction: str, ignore: int
 ) -> Tensor:
-    if log_p.ndim > 1:
-        log_p = log_p.movedim(1, -1)
-    drawn = _drawn_classes(generator, log_p.exp())
-    losses = -log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+    slope = _class_slope(signs, p)
+    count = float(p[..., 0].numel())
     if not target.is_floating_point():
-        losses = losses * (target != ignore)
-        return _scaled(losses, reduction, float((target != ignore).sum()))
-    return _scaled(losses, reduction, float(losses.numel()))
+        counted = target != ignore
+        slope, count = slope * counted.unsqueeze(-1), float(counted.sum())
+    return _linear(scores, slope, reduction, count)
 
 
 def _cross_entropy(
-    generator: torch.Generator,
+    signs: _Signs,
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -109,13 +119,13 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    classes = 1 if input.ndim > 1 else 0
-    log_p = F.log_softmax(input.float(), classes)
-    return _from_log_probabilities(generator, log_p, target, reduction, ignore_index)
+    scores = input.movedim(1, -1) if input.ndim > 1 else input
+    p = torch.softmax(scores.detach().float(), -1)
+    return _classes(signs, scores, p, target, reduction, ignore_index)
 
 
 def _nll(
-    generator: torch.Generator,
+    signs: _Signs,
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -124,11 +134,14 @@ def _nll(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Tensor:
-    return _from_log_probabilities(generator, input, target, reduction, ignore_index)
+    # The scores are log p, up to a constant; a slope without a mean does not see it.
+    scores = input.movedim(1, -1) if input.ndim > 1 else input
+    p = torch.softmax(scores.detach().float(), -1)
+    return _classes(signs, scores, p, target, reduction, ignore_index)
 
 
 def _binary(
-    generator: torch.Generator,
+    signs: _Signs,
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -137,14 +150,13 @@ def _binary(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    p = torch.sigmoid(input.detach()).float().cpu()
-    drawn = torch.bernoulli(p, generator=generator).to(input)
-    losses = F.softplus(input) - input * drawn
-    return _scaled(losses, reduction, float(losses.numel()))
+    p = torch.sigmoid(input.detach().float())
+    slope = torch.sqrt(p * (1.0 - p)) * signs.like(p)
+    return _linear(input, slope, reduction, float(input.numel()))
 
 
 def _squared(
-    generator: torch.Generator,
+    signs: _Signs,
     input: Tensor,
     target: Tensor,
     size_average: Any = None,
@@ -152,10 +164,8 @@ def _squared(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    # (y − t)² has the second derivative 2: so has the square of −2ε with ε of variance ½.
-    noise = torch.randn(input.shape, generator=generator) * math.sqrt(0.5)
-    losses = -2.0 * noise.to(input) * input
-    return _scaled(losses, reduction, float(losses.numel()))
+    slope = math.sqrt(2.0) * signs.like(input)
+    return _linear(input, slope, reduction, float(input.numel()))
 
 
 _DRAWN: dict[Any, Callable[..., Tensor]] = {

@@ -20,6 +20,8 @@ from encke.store.rules import lattice_values
 from encke.store.tree import dtype_of, rebuilt
 
 _RULES = ("values", "lattice", "logarithm", "root", "same", "base", "pruned")
+#: Keys of an entry that name blobs.
+_BLOBS = ("blob", "rows", "columns", "mask")
 #: Longer chains of deltas are refused, so that no file can ask for endless reading.
 MAX_LINKS = 1000
 
@@ -34,7 +36,7 @@ class Stored(NamedTuple):
     facts: dict[str, Any]
 
     @property
-    def count(self) -> int:
+    def values(self) -> int:
         return math.prod(self.shape)
 
     @property
@@ -138,6 +140,11 @@ class StateReader:
             found += self.parts_of(self._referred(entry, "of").name)
         return found
 
+    def blob_bytes(self, name: str) -> float:
+        """Bytes of this file that hold a tensor's own blobs."""
+        facts = self.entry(name).facts
+        return sum(self._blobs.nbytes(facts[key]) for key in _BLOBS if key in facts)
+
     def check(self, name: str) -> None:
         """Raise unless the bytes of a tensor, here and in the bases, are those written."""
         for place in dict.fromkeys(self.parts_of(name)):
@@ -216,7 +223,7 @@ class StateReader:
         old = self._from_base(entry) if facts.get("on") == "base" else None
         if how == "logarithm":
             return logarithm.decode(facts, entry.shape, entry.dtype, self._codes, old)
-        codes = self._codes(facts.get("blob"), entry.count)
+        codes = self._codes(facts.get("blob"), entry.values)
         if how == "root":
             other = self._referred(entry, "of")
             if other.shape != entry.shape:
@@ -241,10 +248,10 @@ class StateReader:
             raise self._parts.corrupt(f"has {entry.name} of {entry.dtype}")
         stored = self._blobs.dtype(blob)
         if stored == entry.dtype:
-            return self._blobs.read(blob, entry.count, stored)
+            return self._blobs.read(blob, entry.values, stored)
         if stored != STAND_INS[entry.dtype.itemsize]:
             raise self._parts.corrupt(f"has {stored} for {entry.name}, which is {entry.dtype}")
-        count = entry.count * entry.dtype.itemsize // stored.itemsize
+        count = entry.values * entry.dtype.itemsize // stored.itemsize
         bits = self._blobs.read(blob, count, stored)
         return bits.view(entry.dtype) if count else torch.empty(0, dtype=entry.dtype)
 

@@ -79,10 +79,19 @@ def save(
     try:
         rules: dict[str, Rule] = {}
         report: dict[str, Any] = {}
-        made = _planned(
-            model, optimizer, loss, data, objective, feedback, examples, level, origin
-        )
-        if made is not None:
+        made: Plan | None = None
+        if loss is not None:
+            made = plan(
+                model,  # type: ignore[arg-type]
+                optimizer,  # type: ignore[arg-type]
+                loss=loss,
+                data=data,
+                objective=objective,
+                feedback=feedback,
+                examples=examples,
+                level=level,
+                base=origin,
+            )
             rules |= made.rules
             report["budget"] = {"relative": loss, **made.report()}
         if accuracy is not None:
@@ -130,32 +139,6 @@ def _check_request(
         raise StoreError("a budget needs the model itself, not its state; or give bounds=")
     if keyframe < 1:
         raise BoundError(f"keyframe is {keyframe}, allowed is 1 or more")
-
-
-def _planned(
-    model: Any,
-    optimizer: Any,
-    loss: float | None,
-    data: Iterable[Any] | None,
-    objective: Objective | None,
-    feedback: bool,
-    examples: int | None,
-    level: float | None,
-    base: Base | None,
-) -> Plan | None:
-    if loss is None:
-        return None
-    return plan(
-        model,
-        optimizer,
-        loss=loss,
-        data=data,
-        objective=objective,
-        feedback=feedback,
-        examples=examples,
-        level=level,
-        base=base,
-    )
 
 
 def _add_moments(

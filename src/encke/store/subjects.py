@@ -79,8 +79,7 @@ class Subject:
         rows = self.as_rows(error).double()
         total = 0.0
         for part, moment in zip(rows.chunk(len(self.moments)), self.moments, strict=True):
-            scale = self.curvature / max(float(moment.diagonal().mean()), 1e-300)
-            total += 0.5 * scale * float(((part @ moment) * part).sum())
+            total += 0.5 * float(((part @ moment) * part).sum())
         return total
 
 

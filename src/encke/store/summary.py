@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from encke.store.reader import StateReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +52,11 @@ def plain_bytes(entries: list[dict[str, Any]]) -> int:
         for entry in entries
         if entry["how"] != "same"
     )
+
+
+def tensor_bytes(stored: StateReader) -> dict[str, float]:
+    """Bytes of the file behind each tensor; of a stream that several share, a part each."""
+    return {
+        entry.name: stored.blob_bytes(entry.name) if entry.how not in ("same", "base") else 0.0
+        for entry in stored.entries
+    }

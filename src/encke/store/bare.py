@@ -1,0 +1,91 @@
+"""Bounds for weights that come without their model: from a file with an optimizer's state."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from encke.bound import Absolute, Bound
+from encke.bound.allocate import Demand, water_fill
+from encke.store.container import is_store
+from encke.store.errors import StoreError
+from encke.store.loading import load
+from encke.store.planning import ASSUMED_EXAMPLES
+
+
+def bounds_of(
+    state: Mapping[str, Tensor],
+    curvature: Path,
+    *,
+    loss: float,
+    examples: int | None = None,
+    level: float | None = None,
+) -> dict[str, Bound]:
+    """Bounds by name that raise the loss by a share of `loss`, by second moments.
+
+    examples  labels behind one gradient; level: the loss as it is now (1 unless given)
+    """
+    if not 0 < loss <= 1:
+        raise StoreError(f"the loss may rise by {loss}, allowed is above 0 and up to 1")
+    moments = _second_moments(curvature)
+    floats = {n: x for n, x in state.items() if x.is_floating_point() and x.numel()}
+    demands = {}
+    for name, moment in _matched(floats, moments, curvature).items():
+        x = floats[name]
+        mean = (examples or ASSUMED_EXAMPLES) * float(moment.float().mean())
+        rms = float(x.double().square().mean().sqrt())
+        demands[name] = Demand(
+            values=x.numel(), sensitivity=x.numel() * mean / 6.0, largest=1.5 * rms
+        )
+    allowed = loss * (1.0 if level is None else abs(level))
+    found = water_fill(demands, variance=allowed)
+    return {f"model/{name}": Absolute(error) for name, error in found.items() if error > 0}
+
+
+def _second_moments(path: Path) -> list[Tensor]:
+    if is_store(path):
+        state: Any = load(path, only="optimizer/*").get("optimizer")
+    else:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+            raise StoreError(f"{path} is no file of torch.save: {str(error)[:200]}") from None
+    if isinstance(state, Mapping) and isinstance(state.get("optimizer"), Mapping):
+        state = state["optimizer"]
+    states = state.get("state") if isinstance(state, Mapping) else None
+    if not isinstance(states, Mapping):
+        raise StoreError(f"{path} has no state of an optimizer")
+    found = [
+        states[key]["exp_avg_sq"]
+        for key in sorted(states, key=str if _mixed(states) else None)
+        if isinstance(states[key], Mapping) and "exp_avg_sq" in states[key]
+    ]
+    if not found:
+        raise StoreError(f"{path} has no second moments called exp_avg_sq")
+    return found
+
+
+def _mixed(keys: Mapping[Any, Any]) -> bool:
+    return not all(isinstance(key, int) for key in keys)
+
+
+def _matched(
+    floats: Mapping[str, Tensor], moments: list[Tensor], path: Path
+) -> dict[str, Tensor]:
+    """Moments by name: both in one order, names without a moment left out."""
+    matched: dict[str, Tensor] = {}
+    waiting = list(moments)
+    for name, x in floats.items():
+        if waiting and waiting[0].shape == x.shape:
+            matched[name] = waiting.pop(0)
+    if waiting:
+        raise StoreError(
+            f"{path} has {len(moments)} second moments, of which {len(waiting)} fit no tensor "
+            "in the order of the file"
+        )
+    return matched
