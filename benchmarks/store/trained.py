@@ -20,7 +20,7 @@ from encke.study import data
 from encke.study.zoo import build
 
 NAMES = ("gpt", "resnet", "llama")
-_STEPS = {"gpt": 500, "resnet": 400, "llama": 400}
+_STEPS = {"gpt": 900, "resnet": 400, "llama": 400}
 
 
 @dataclass(kw_only=True)
@@ -102,7 +102,8 @@ def network(name: str, seed: int) -> nn.Module:
 def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if name == "resnet":
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    return torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    rate = 4e-3 if name == "gpt" else 2e-3
+    return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def batches(name: str, source: data.Source, seed: int) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from encke.store import dcp
+    import encke.store.dcp as dcp
     from encke.store.errors import StoreError
     from encke.store.loading import load
     from encke.store.moments import Moments

@@ -209,21 +209,15 @@ def _pair(value: Any, neutral: int, flat: bool) -> tuple[int, int]:
     return (int(given[0]), int(given[-1]))
 
 
+_LOOKED_AT = ("shape", "dtype", "device", "requires_grad", "ndim", "is_cuda", "data", "grad")
 #: Functions that only look at a parameter.
-_HARMLESS = frozenset(
+_HARMLESS: frozenset[Any] = frozenset(
     {
-        Tensor.shape.__get__,
-        Tensor.dtype.__get__,
-        Tensor.device.__get__,
-        Tensor.requires_grad.__get__,
-        Tensor.ndim.__get__,
-        Tensor.is_cuda.__get__,
-        Tensor.data.__get__,
+        *(getattr(Tensor, name).__get__ for name in _LOOKED_AT),
         Tensor.size,
         Tensor.dim,
         Tensor.numel,
         Tensor.is_floating_point,
         Tensor.is_contiguous,
-        torch.is_autocast_enabled,
     }
 )

@@ -76,7 +76,8 @@ class Flattened:
                 for number, item in enumerate(value)
             ]
             return items if type(value) is list else {f"${type(value).__name__}": items}
-        return _odd(value, path) or self._array(value, path)
+        odd = _odd(value)
+        return odd if odd is not None else self._array(value, path)
 
     def _named(self, value: Tensor, path: tuple[str, ...]) -> int:
         name = "/".join(path) or "tensor"
@@ -107,11 +108,11 @@ class Flattened:
 
         if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
             array = np.ascontiguousarray(value)
-            raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
+            raw = torch.empty(0, dtype=torch.uint8)
+            if array.size:
+                raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8)
             return {
-                "$numpy": self._named(
-                    raw if array.size else torch.empty(0, dtype=torch.uint8), path
-                ),
+                "$numpy": self._named(raw, path),
                 "dtype": array.dtype.newbyteorder("<").str,
                 "shape": list(value.shape),
                 "scalar": isinstance(value, np.generic),
@@ -119,7 +120,7 @@ class Flattened:
         return _refuse(value, path)
 
 
-def _odd(value: Any, path: tuple[str, ...]) -> Any:
+def _odd(value: Any) -> Any:
     """Values that have a name or a few bytes; None where it is none of them."""
     if isinstance(value, torch.dtype):
         return {"$dtype": dtype_name(value)}
