@@ -54,8 +54,8 @@ def _add_conversions(actions: Any) -> None:
         help="store the tensors of a .safetensors or .npz file",
         description="Store weights that come without their model. With --loss, the second "
         "moments of an optimizer stand in for the curvature: --curvature names a file of "
-        "torch.save or encke.store.save with the optimizer's state, whose parameters must be "
-        "in the order of the tensors. Without any option every bit is kept.",
+        "torch.save or encke.store.save with the optimizer's state. Tensors of one shape share "
+        "their moments' mean. Without any option every bit is kept.",
     )
     pack.add_argument("file", type=Path, metavar="FILE")
     pack.add_argument("-o", "--output", type=Path, required=True)

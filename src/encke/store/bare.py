@@ -35,9 +35,9 @@ def bounds_of(
     moments = _second_moments(curvature)
     floats = {n: x for n, x in state.items() if x.is_floating_point() and x.numel()}
     demands = {}
-    for name, moment in _matched(floats, moments, curvature).items():
+    for name, moment in _means_by_shape(floats, moments, curvature).items():
         x = floats[name]
-        mean = (examples or ASSUMED_EXAMPLES) * float(moment.float().mean())
+        mean = (examples or ASSUMED_EXAMPLES) * moment
         rms = float(x.double().square().mean().sqrt())
         demands[name] = Demand(
             values=x.numel(), sensitivity=x.numel() * mean / 6.0, largest=1.5 * rms
@@ -74,18 +74,25 @@ def _mixed(keys: Mapping[Any, Any]) -> bool:
     return not all(isinstance(key, int) for key in keys)
 
 
-def _matched(
+def _means_by_shape(
     floats: Mapping[str, Tensor], moments: list[Tensor], path: Path
-) -> dict[str, Tensor]:
-    """Moments by name: both in one order, names without a moment left out."""
-    matched: dict[str, Tensor] = {}
-    waiting = list(moments)
-    for name, x in floats.items():
-        if waiting and waiting[0].shape == x.shape:
-            matched[name] = waiting.pop(0)
-    if waiting:
-        raise StoreError(
-            f"{path} has {len(moments)} second moments, of which {len(waiting)} fit no tensor "
-            "in the order of the file"
-        )
-    return matched
+) -> dict[str, float]:
+    """The mean second moment of each tensor; tensors of one shape share the mean of all.
+
+    An optimizer's state has numbers for names, in an order that the file need not have.
+    """
+    groups: dict[tuple[int, ...], list[float]] = {}
+    for moment in moments:
+        groups.setdefault(tuple(moment.shape), []).append(float(moment.float().mean()))
+    for shape, means in groups.items():
+        fitting = sum(tuple(x.shape) == shape for x in floats.values())
+        if fitting < len(means):
+            raise StoreError(
+                f"{path} has {len(means)} second moments of shape {list(shape)}, the weights "
+                f"{fitting} tensors"
+            )
+    return {
+        name: sum(groups[tuple(x.shape)]) / len(groups[tuple(x.shape)])
+        for name, x in floats.items()
+        if tuple(x.shape) in groups
+    }

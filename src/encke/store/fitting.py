@@ -18,6 +18,7 @@ from torch import Tensor
 
 from encke.bound.allocate import water_fill
 from encke.ops import quantiser
+from encke.store import logarithm
 from encke.store.blobs import LARGEST_CODE
 from encke.store.delta import Base, residual_error, worth_it
 from encke.store.feedback import rounded
@@ -153,7 +154,7 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
     """Codes of one subject within its bound, or within twice that with feedback."""
     value = subject.value.detach().cpu()
     if subject.variance:
-        return _variance(subject, value, bound, shift)
+        return _variance(subject, value, bound)
     wide = wide_dtype(value.dtype)
     target = value.to(wide)
     if subject.slope is not None and subject.curvature > 0 and shift:
@@ -170,7 +171,7 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
             old = None
     q = quantiser.linear(error, value.dtype if old is None else wide)
     if q.step0 == 0.0 or not bool((target.abs() <= (LARGEST_CODE - 8) * q.step0).all()):
-        return _exact(subject, value, bound)
+        return _exact(subject, value)
     slack = 1.0 if not subject.corrections and shift == 0.0 else 2.0
     codes = _codes(subject, target.float(), q.step0, error)
     decoded = lattice_values(codes, q.step0, wide)
@@ -178,7 +179,7 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
     difference = decoded.double() - value.double()
     far = difference.abs() > slack * bound
     if bool(far.any()):  # the last unit of a 16-bit dtype, or a row that was pushed too far
-        return _exact(subject, value, bound)
+        return _exact(subject, value)
     rule = Lattice(codes=codes, step=q.step0, error=slack * bound, on_base=old is not None)
     return Coded(
         subject=subject, rule=rule, decoded=decoded, error=difference.float(), bound=bound
@@ -197,10 +198,12 @@ def _codes(subject: Subject, target: Tensor, step: float, error: float) -> Tenso
     return subject.from_rows(torch.cat(parts))
 
 
-def _variance(subject: Subject, value: Tensor, bound: float, shift: float) -> Coded:
+def _variance(subject: Subject, value: Tensor, bound: float) -> Coded:
     """A running variance, within a factor: errors are of its logarithm."""
     factor = 2.0**bound
-    step = 2.0 * bound * (1.0 - 1e-6)
+    if not logarithm.takes(value, factor):
+        return _exact(subject, value)
+    step = 2.0 * math.log2(factor) * (1.0 - 1e-6)
     logs = torch.log2(value.double().clamp(min=torch.finfo(torch.float32).tiny))
     decoded = torch.exp2(torch.round(logs / step) * step).to(value.dtype)
     decoded = torch.where(value > 0, decoded, torch.zeros_like(value))
@@ -214,7 +217,7 @@ def _variance(subject: Subject, value: Tensor, bound: float, shift: float) -> Co
     )
 
 
-def _exact(subject: Subject, value: Tensor, bound: float) -> Coded:
+def _exact(subject: Subject, value: Tensor) -> Coded:
     return Coded(
         subject=subject,
         rule=Exact(),

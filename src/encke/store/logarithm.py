@@ -35,7 +35,7 @@ def takes(x: Tensor, factor: float) -> bool:
         return True
     smallest = float(torch.where(x > 0, x, high).min()) if high > 0 else 1.0
     reach = max(abs(math.log2(smallest)), abs(math.log2(high or 1.0))) + 1.0
-    return 2.0 * math.log2(factor) * _LARGEST > 2.0 * reach
+    return 2.0 * math.log2(factor) * (_LARGEST - 1) > reach
 
 
 def as_rows(x: Tensor) -> Tensor:
