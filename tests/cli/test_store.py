@@ -92,7 +92,7 @@ def test_pack_takes_its_bounds_from_an_optimizers_second_moments(
     command = ["store", "pack", str(tmp_path / "m.safetensors"), "--loss", "1e-3", "-o"]
     done = main([*command, str(tmp_path / "m.encke"), "--curvature", str(curvature)])
     assert done == 0
-    assert (tmp_path / "m.encke").stat().st_size < 0.5 * 4 * 5050
+    assert (tmp_path / "m.encke").stat().st_size < 0.7 * 4 * 5050
     assert main([*command, str(tmp_path / "n.encke")]) == 2
     assert "--curvature" in capsys.readouterr().err
 

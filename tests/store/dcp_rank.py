@@ -47,7 +47,7 @@ def main() -> None:
         train(model, optimizer)
         states = get_state_dict(model, optimizer)
         state = {"model": states[0], "optim": states[1], "epoch": 5}
-        dcp.save(state, storage_writer=store.dcp.Writer(folder, loss=1e-8, examples=16))
+        dcp.save(state, storage_writer=store.dcp.Writer(folder, loss=1e-9, examples=16))
         found = whole(model)
         if dist.get_rank() == 0:
             store.save(truth, found)

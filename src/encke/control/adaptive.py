@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from encke.bound import Absolute, RmsRelative
-from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 from encke.bound.allocate import Demand, water_fill
+from encke.control.accumulated import AccumulatedGradients, StepBoundaries
 from encke.control.gates import Gates
 from encke.control.guard import Guard
 from encke.control.reference import Kind, Reference

@@ -15,7 +15,11 @@ from encke.bound.allocate import Demand, water_fill
 from encke.store.container import is_store
 from encke.store.errors import StoreError
 from encke.store.loading import load
+from encke.store.moments import debiased
 from encke.store.planning import ASSUMED_EXAMPLES
+
+#: The shape of a second moment, and its mean.
+Moment = tuple[tuple[int, ...], float]
 
 
 def bounds_of(
@@ -30,12 +34,35 @@ def bounds_of(
 
     examples  labels behind one gradient; level: the loss as it is now (1 unless given)
     """
+    found = bounds_from_moments(
+        state,
+        _second_moments(curvature),
+        loss=loss,
+        examples=examples,
+        level=level,
+        where=str(curvature),
+    )
+    return {f"model/{name}": bound for name, bound in found.items()}
+
+
+def bounds_from_moments(
+    state: Mapping[str, Tensor],
+    moments: list[Moment],
+    *,
+    loss: float,
+    examples: int | None,
+    level: float | None,
+    where: str,
+) -> dict[str, Bound]:
+    """Bounds by name from second moments in any order.
+
+    moments  shape and mean of each; where: what they are from, in words
+    """
     if not 0 < loss <= 1:
         raise StoreError(f"the loss may rise by {loss}, allowed is above 0 and up to 1")
-    moments = _second_moments(curvature)
     floats = {n: x for n, x in state.items() if x.is_floating_point() and x.numel()}
     demands = {}
-    for name, moment in _means_by_shape(floats, moments, curvature).items():
+    for name, moment in _means_by_shape(floats, moments, where).items():
         x = floats[name]
         mean = (examples or ASSUMED_EXAMPLES) * moment
         rms = float(x.double().square().mean().sqrt())
@@ -44,10 +71,10 @@ def bounds_of(
         )
     allowed = loss * (1.0 if level is None else abs(level))
     found = water_fill(demands, variance=allowed)
-    return {f"model/{name}": Absolute(error) for name, error in found.items() if error > 0}
+    return {name: Absolute(error) for name, error in found.items() if error > 0}
 
 
-def _second_moments(path: Path) -> list[Tensor]:
+def _second_moments(path: Path) -> list[Moment]:
     if is_store(path):
         state: Any = load(path, only="optimizer/*").get("optimizer")
     else:
@@ -61,7 +88,7 @@ def _second_moments(path: Path) -> list[Tensor]:
     if not isinstance(states, Mapping):
         raise StoreError(f"{path} has no state of an optimizer")
     found = [
-        states[key]["exp_avg_sq"]
+        (tuple(states[key]["exp_avg_sq"].shape), debiased(states[key]))
         for key in sorted(states, key=str if _mixed(states) else None)
         if isinstance(states[key], Mapping) and "exp_avg_sq" in states[key]
     ]
@@ -75,21 +102,21 @@ def _mixed(keys: Mapping[Any, Any]) -> bool:
 
 
 def _means_by_shape(
-    floats: Mapping[str, Tensor], moments: list[Tensor], path: Path
+    floats: Mapping[str, Tensor], moments: list[Moment], where: str
 ) -> dict[str, float]:
     """The mean second moment of each tensor; tensors of one shape share the mean of all.
 
     An optimizer's state has numbers for names, in an order that the file need not have.
     """
     groups: dict[tuple[int, ...], list[float]] = {}
-    for moment in moments:
-        groups.setdefault(tuple(moment.shape), []).append(float(moment.float().mean()))
+    for shape, mean in moments:
+        groups.setdefault(shape, []).append(mean)
     for shape, means in groups.items():
         fitting = sum(tuple(x.shape) == shape for x in floats.values())
         if fitting < len(means):
             raise StoreError(
-                f"{path} has {len(means)} second moments of shape {list(shape)}, the weights "
-                f"{fitting} tensors"
+                f"{where} has {len(means)} second moments of shape {list(shape)}, the weights "
+                f"have {fitting} such tensors"
             )
     return {
         name: sum(groups[tuple(x.shape)]) / len(groups[tuple(x.shape)])

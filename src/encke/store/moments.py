@@ -65,6 +65,20 @@ def kinds(class_name: str) -> tuple[set[str], dict[str, str], set[str]]:
     return _CLASSES.get(class_name, _BY_NAME)
 
 
+def debiased(states: Mapping[str, Any], beta: float = 0.999) -> float:
+    """The mean second moment of a parameter, as if it had not started from zero.
+
+    Where a smaller beta was used than is known, this gives more than the mean: bounds that
+    are made from it get tighter, not coarser.
+    """
+    moment, step = states["exp_avg_sq"], states.get("step")
+    mean = float(moment.float().mean()) if moment.numel() else 0.0
+    if step is None:
+        return mean
+    known = 1.0 - float(beta ** max(1.0, float(step)))
+    return mean / max(known, 1e-12)
+
+
 def optimizer_rules(
     class_name: str, state: Mapping[Any, Any], moments: Moments, *, prefix: str = "optimizer"
 ) -> tuple[dict[str, Rule], list[str]]:

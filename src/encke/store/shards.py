@@ -15,7 +15,7 @@ from torch import Tensor
 
 from encke.bound import Absolute, Bound, RmsRelative
 from encke.store.errors import StoreError
-from encke.store.moments import Moments, fits
+from encke.store.moments import Moments, debiased, fits
 from encke.store.planning import ASSUMED_EXAMPLES
 from encke.store.rules import Logarithm, RootRelative, Rule, Within
 
@@ -45,7 +45,7 @@ def rules_of_items(
     if loss is not None:
         count = examples or ASSUMED_EXAMPLES
         budget = loss * (1.0 if level is None else abs(level))
-        found = _weight_rules(floats, count, budget, weights)
+        found = _weight_rules(items, floats, count, budget, weights)
         rules |= found
         report["budget"] = {
             "relative": loss,
@@ -89,16 +89,26 @@ def _moment_rules(floats: Mapping[str, Tensor], moments: Moments) -> dict[str, R
 
 
 def _weight_rules(
-    floats: Mapping[str, Tensor], examples: int, budget: float, weights: int
+    items: Mapping[str, Tensor],
+    floats: Mapping[str, Tensor],
+    examples: int,
+    budget: float,
+    weights: int,
 ) -> dict[str, Rule]:
     """Water-filling: with curvature h a value, e² = 6 · budget / (h · weights)."""
+    steps = {
+        name.rpartition("@")[0].removesuffix(".step"): x
+        for name, x in items.items()
+        if name.rpartition("@")[0].endswith(".step") and x.numel() == 1
+    }
     curvature: dict[tuple[str, str], float] = {}
     for name, x in floats.items():
         plain, _, offset = name.rpartition("@")
         stem, _, kind = plain.rpartition(".")
         if kind == "exp_avg_sq" and ".state." in plain:
             parameter = stem.partition(".state.")[2]
-            curvature[parameter, offset] = examples * float(x.float().mean())
+            states = {"exp_avg_sq": x, "step": steps.get(stem)}
+            curvature[parameter, offset] = examples * debiased(states)
     rules: dict[str, Rule] = {}
     for name, x in floats.items():
         plain, _, offset = name.rpartition("@")
