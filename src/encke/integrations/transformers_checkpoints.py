@@ -1,8 +1,9 @@
 """Checkpoints of `transformers.Trainer` as files of the store.
 
 A trainer, or a mixin for any trainer class: the weights and the optimizer's state of each
-checkpoint go into one `state.encke`, in place of `model.safetensors` and `optimizer.pt`; everything else in the
-folder is the trainer's own. `train(resume_from_checkpoint=...)` reads either kind.
+checkpoint go into one `state.encke`, in place of `model.safetensors` and `optimizer.pt`;
+everything else in the folder is the trainer's own. `train(resume_from_checkpoint=...)` reads
+either kind.
 """
 
 from __future__ import annotations

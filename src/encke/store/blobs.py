@@ -129,6 +129,23 @@ def chunks_of(x: Tensor, *, dtype: torch.dtype | None = None) -> Iterator[Tensor
         yield moved
 
 
+def joined(chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Chunks of few values together, so that each part has many."""
+    waiting: list[Tensor] = []
+    count = 0
+    for chunk in chunks:
+        if count + chunk.numel() > PART and waiting:
+            yield torch.cat(waiting)
+            waiting, count = [], 0
+        if chunk.numel() > PART:
+            yield from chunks_of(chunk)
+            continue
+        waiting.append(chunk)
+        count += chunk.numel()
+    if waiting:
+        yield torch.cat(waiting)
+
+
 class BlobReader:
     """Reads blobs; a bundle is decoded once and kept while its members are asked for."""
 

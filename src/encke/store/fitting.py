@@ -203,11 +203,9 @@ def _variance(subject: Subject, value: Tensor, bound: float) -> Coded:
     factor = 2.0**bound
     if not logarithm.takes(value, factor):
         return _exact(subject, value)
-    step = 2.0 * math.log2(factor) * (1.0 - 1e-6)
-    logs = torch.log2(value.double().clamp(min=torch.finfo(torch.float32).tiny))
-    decoded = torch.exp2(torch.round(logs / step) * step).to(value.dtype)
-    decoded = torch.where(value > 0, decoded, torch.zeros_like(value))
-    error = torch.where(value > 0, torch.log2(decoded.double()) - logs, 0.0)
+    decoded = logarithm.rounded(value, factor)
+    live = value > 0
+    error = torch.where(live, torch.log2(decoded.double() / value.double()), 0.0)
     return Coded(
         subject=subject,
         rule=Logarithm(factor=factor, factored=False),

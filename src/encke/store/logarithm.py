@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from encke.errors import CorruptStreamError
-from encke.store.blobs import LARGEST_CODE, PART, BlobWriter
+from encke.store.blobs import LARGEST_CODE, BlobWriter, joined
 
 #: The code of a zero. No other code is below it.
 ZERO = -LARGEST_CODE
 _FACTOR_STEP = 0.25  # of the factors of rows and columns, in powers of two
 _LARGEST = LARGEST_CODE - 1
+_BLOCK = 1 << 18  # values at a time: they stay in a cache
+_SAMPLE = 256  # values that tell the mean of a row or a column
 Reader = Callable[[object, int], Tensor]
 
 
@@ -43,36 +45,38 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], -1) if x.ndim > 1 else x.reshape(1, -1)
 
 
-def _logs(rows: Tensor) -> Tensor:
-    """log2, with −inf for zeros, in float64."""
-    return torch.log2(rows.to(torch.float64))
+def _arithmetic(step: float) -> torch.dtype:
+    """Single precision where a rounding of 2⁻¹⁷ in the logarithm is nothing to the step."""
+    return torch.float32 if step > 0.05 else torch.float64
+
+
+def step_of(factor: float) -> float:
+    """The step of logarithms that stay within a factor, roundings included."""
+    step = 2.0 * math.log2(factor)
+    return step * (1.0 - (5e-4 if step > 0.051 else 1e-6))
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     rows = as_rows(x)
-    height = max(1, PART // max(1, rows.shape[1]))
+    height = max(1, _BLOCK // max(1, rows.shape[1]))
     for start in range(0, rows.shape[0], height):
         yield start, rows[start : start + height].cpu()
 
 
+def _mean_log(part: Tensor, dimension: int) -> Tensor:
+    live = part > 0
+    logs = torch.log2(torch.where(live, part, 1.0).float())
+    return logs.sum(dimension) / live.sum(dimension).clamp(min=1)
+
+
 def _factors(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of each row's and each column's mean logarithm, of the values that are not zero."""
-    shape = as_rows(x).shape
-    sums, counts = torch.zeros(shape[0], dtype=torch.float64), torch.zeros(shape[0])
-    for start, block in _blocks(x):
-        logs, live = _logs(block), block > 0
-        here = slice(start, start + block.shape[0])
-        sums[here] = torch.where(live, logs, 0.0).sum(1)
-        counts[here] = live.sum(1).to(torch.float32)
-    rows = torch.round(sums / counts.clamp(min=1) / _FACTOR_STEP)
-    sums, counts = torch.zeros(shape[1], dtype=torch.float64), torch.zeros(shape[1])
-    for start, block in _blocks(x):
-        live = block > 0
-        left = _logs(block) - rows[start : start + block.shape[0], None] * _FACTOR_STEP
-        sums += torch.where(live, left, 0.0).sum(0)
-        counts += live.sum(0)
-    columns = torch.round(sums / counts.clamp(min=1) / _FACTOR_STEP)
-    return rows, columns
+    """Codes of each row's and each column's mean logarithm, from a sample of its values."""
+    matrix = as_rows(x)
+    few, narrow = (matrix[:: max(1, matrix.shape[0] // _SAMPLE)],
+                   matrix[:, :: max(1, matrix.shape[1] // _SAMPLE)])  # fmt: skip
+    rows, columns = _mean_log(narrow, 1).cpu(), _mean_log(few, 0).cpu()
+    columns = columns - columns.mean()
+    return torch.round(rows / _FACTOR_STEP), torch.round(columns / _FACTOR_STEP)
 
 
 def encode(
@@ -82,7 +86,8 @@ def encode(
 
     base  what a delta is counted from; zero in the same places as x
     """
-    step = 2.0 * math.log2(factor) * (1.0 - 1e-6)
+    step = step_of(factor)
+    kind = _arithmetic(step)
     decoded = torch.empty(as_rows(x).shape, dtype=x.dtype)
     entry: dict[str, Any] = {"how": "logarithm", "step": step, "factor": factor}
     rows = columns = None
@@ -95,33 +100,46 @@ def encode(
     def chunks() -> Iterator[Tensor]:
         for start, block in _blocks(x):
             here = slice(start, start + block.shape[0])
-            origin = _origin(rows, columns, bases, here)
-            codes = torch.round((_logs(block) - origin) / step)
-            codes = torch.where(block > 0, codes.clamp(-_LARGEST, _LARGEST), float(ZERO))
-            decoded[here] = _values(codes, origin, step, x.dtype)
+            origin = _origin(rows, columns, bases, here, kind)
+            codes = torch.log2(block.to(kind)).sub_(origin).mul_(1.0 / step).round_()
+            codes.clamp_(ZERO, _LARGEST)  # the logarithm of a zero is −inf
+            _values_into(decoded[here], codes, origin, step)
             yield codes.to(torch.float32).view(-1)
 
-    entry["blob"] = sink.codes(chunks(), x.numel())
+    entry["blob"] = sink.codes(joined(chunks()), x.numel())
     return entry, decoded.view(x.shape)
 
 
+def rounded(x: Tensor, factor: float) -> Tensor:
+    """What would be decoded of x, without factors of rows and columns."""
+    step = step_of(factor)
+    codes = torch.log2(x.to(_arithmetic(step))).mul_(1.0 / step).round_()
+    codes.clamp_(ZERO, _LARGEST)
+    out = torch.empty_like(x)
+    _values_into(out, codes, torch.zeros((), dtype=codes.dtype), step)
+    return out
+
+
 def _origin(
-    rows: Tensor | None, columns: Tensor | None, base: Tensor | None, here: slice
+    rows: Tensor | None,
+    columns: Tensor | None,
+    base: Tensor | None,
+    here: slice,
+    kind: torch.dtype,
 ) -> Tensor:
     if base is not None:
-        part = base[here].to(torch.float64)
+        part = base[here].to(kind)
         return torch.log2(torch.where(part > 0, part, 1.0))
     if rows is None or columns is None:
-        return torch.zeros((), dtype=torch.float64)
-    both: Tensor = rows[here, None].to(torch.float64) + columns.to(torch.float64)
+        return torch.zeros((), dtype=kind)
+    both: Tensor = rows[here, None].to(kind) + columns.to(kind)
     return both * _FACTOR_STEP
 
 
-def _values(codes: Tensor, origin: Tensor, step: float, dtype: torch.dtype) -> Tensor:
-    values = torch.exp2(codes.to(torch.float64) * step + origin)
-    limits = torch.finfo(dtype)
-    values = values.clamp(limits.tiny, limits.max).to(dtype)
-    return torch.where(codes == ZERO, torch.zeros((), dtype=dtype), values)
+def _values_into(out: Tensor, codes: Tensor, origin: Tensor, step: float) -> None:
+    limits = torch.finfo(out.dtype)
+    values = torch.add(origin, codes, alpha=step).exp2_().clamp_(limits.tiny, limits.max)
+    out.copy_(values.masked_fill_(codes <= ZERO, 0.0))
 
 
 def decode(
@@ -146,9 +164,10 @@ def decode(
         rows = read(entry["rows"], matrix.shape[0])
         columns = read(entry.get("columns"), matrix.shape[1])
     bases = None if base is None else as_rows(base)
-    height = max(1, PART // max(1, matrix.shape[1]))
+    kind = _arithmetic(step)
+    height = max(1, _BLOCK // max(1, matrix.shape[1]))
     for start in range(0, matrix.shape[0], height):
         here = slice(start, start + height)
-        origin = _origin(rows, columns, bases, here)
-        matrix[here] = _values(grid[here], origin, step, dtype)
+        origin = _origin(rows, columns, bases, here, kind)
+        _values_into(matrix[here], grid[here].to(kind), origin, step)
     return out

@@ -74,6 +74,7 @@ class StateReader:
             raise
         self._base: StateReader | None = None
         self._busy: set[int] = set()
+        self._recent: tuple[int, Tensor] | None = None
 
     # -- what the file says --------------------------------------------------------------
 
@@ -203,6 +204,9 @@ class StateReader:
     def _tensor(self, entry: Stored) -> Tensor:
         if entry.number in self._busy:
             raise self._parts.corrupt(f"has tensors that refer to each other: {entry.name}")
+        if self._recent is not None and self._recent[0] == entry.number:
+            found, self._recent = self._recent[1], None
+            return found
         self._busy.add(entry.number)
         try:
             return self._decoded(entry).view(entry.shape)
@@ -228,7 +232,9 @@ class StateReader:
             other = self._referred(entry, "of")
             if other.shape != entry.shape:
                 raise self._parts.corrupt(f"has {entry.name} beside {other.name}")
-            return root.decode(facts, codes, self._tensor(other), entry.dtype)
+            v = self._tensor(other)
+            self._recent = (other.number, v)  # it is asked for next
+            return root.decode(facts, codes, v, entry.dtype)
         step = facts.get("step")
         if not isinstance(step, float) or not entry.dtype.is_floating_point:
             raise self._parts.corrupt(f"has no step for {entry.name}")
@@ -240,7 +246,7 @@ class StateReader:
         return (old.reshape(-1).to(wide.dtype) + wide).to(entry.dtype)
 
     def _codes(self, blob: object, count: int) -> Tensor:
-        return torch.round(self._blobs.read(blob, count, torch.float32))
+        return self._blobs.read(blob, count, torch.float32)
 
     def _values(self, entry: Stored) -> Tensor:
         blob = entry.facts.get("blob")

@@ -15,35 +15,33 @@ from torch import Tensor
 from encke.errors import CorruptStreamError
 from encke.store.blobs import LARGEST_CODE, BlobWriter, chunks_of
 
+_BLOCK = 1 << 17
 
-def takes(m: Tensor, v: Tensor, ratio: float) -> bool:
-    """Whether m can be kept so: finite, zero where v is, and never many roots of v."""
+
+def encode(m: Tensor, v: Tensor, ratio: float, sink: BlobWriter) -> dict[str, Any] | None:
+    """The entry of m, given v as it will be decoded.
+
+    None where m is not finite, not zero where v is, or many roots of v.
+    """
     if m.shape != v.shape or not m.is_floating_point() or m.dtype == torch.float64:
-        return False
-    reach = 2.0 * ratio * (LARGEST_CODE - 1)
-    return all(
-        bool((part.abs() <= reach * root).all())
-        for part, root in zip(chunks_of(m), _roots(v), strict=True)
-    )
-
-
-def _roots(v: Tensor) -> Iterator[Tensor]:
-    return (torch.sqrt(part) for part in chunks_of(v, dtype=torch.float32))
-
-
-def encode(m: Tensor, v: Tensor, ratio: float, sink: BlobWriter) -> dict[str, Any]:
-    """The entry of m, given v as it will be decoded."""
+        return None
     step = 2.0 * ratio * (1.0 - 1e-5)
-    codes = (
-        torch.where(root > 0, torch.round(part / (root * step)), 0.0)
-        for part, root in zip(chunks_of(m, dtype=torch.float32), _roots(v), strict=True)
-    )
-    return {
-        "how": "root",
-        "step": step,
-        "ratio": ratio,
-        "blob": sink.codes(codes, m.numel()),
-    }
+    codes = torch.empty(m.shape, dtype=torch.float32)
+    for part, root, out in zip(_blocks(m), _blocks(v), _blocks(codes), strict=True):
+        torch.div(part, torch.sqrt(root).mul_(step), out=out).round_()
+        out.masked_fill_((part == 0) & (root == 0), 0.0)
+        low, high = torch.aminmax(out) if out.numel() else (out.sum(), out.sum())
+        if not (float(low) > -LARGEST_CODE and float(high) < LARGEST_CODE):
+            return None
+    blob = sink.codes(chunks_of(codes), m.numel())
+    return {"how": "root", "step": step, "ratio": ratio, "blob": blob}
+
+
+def _blocks(x: Tensor) -> Iterator[Tensor]:
+    """Values in order, few enough at a time to stay in a cache."""
+    for chunk in chunks_of(x, dtype=torch.float32):
+        for start in range(0, chunk.numel(), _BLOCK):
+            yield chunk[start : start + _BLOCK]
 
 
 def decode(entry: dict[str, Any], codes: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
@@ -51,4 +49,9 @@ def decode(entry: dict[str, Any], codes: Tensor, v: Tensor, dtype: torch.dtype) 
     step = entry.get("step")
     if not isinstance(step, float) or not math.isfinite(step) or not v.is_floating_point():
         raise CorruptStreamError("a first moment has no step, or no second moment beside it")
-    return (codes * (torch.sqrt(v.reshape(-1).to(torch.float32)) * step)).to(dtype)
+    out = torch.empty(codes.numel(), dtype=dtype)
+    at = 0
+    for code, second in zip(_blocks(codes), _blocks(v), strict=True):
+        out[at : at + code.numel()].copy_(torch.sqrt(second).mul_(step).mul_(code))
+        at += code.numel()
+    return out

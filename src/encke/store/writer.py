@@ -173,8 +173,7 @@ def _entry(
         return entry if origin is None else {**entry, "on": "base"}
     if isinstance(rule, RootRelative):
         v = second.get(rule.of)
-        if v is not None and root.takes(x, v, rule.ratio):
-            return {**root.encode(x, v, rule.ratio, sink), "of": numbers[rule.of]}
-        return encode_exact(x, sink)
+        kept = None if v is None else root.encode(x, v, rule.ratio, sink)
+        return encode_exact(x, sink) if kept is None else {**kept, "of": numbers[rule.of]}
     unchanged = None if base is None else base.unchanged(name, x)
     return {"how": "base"} if unchanged else encode_exact(x, sink)
