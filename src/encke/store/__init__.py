@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from encke.store.loading import load
     from encke.store.moments import Moments
     from encke.store.planning import Plan, plan
+    from encke.store.pruning import prune
     from encke.store.reader import StateReader
     from encke.store.saving import save
     from encke.store.summary import Summary
@@ -25,6 +26,7 @@ _HOMES = {
     "Summary": "summary",
     "load": "loading",
     "plan": "planning",
+    "prune": "pruning",
     "save": "saving",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "dcp",
     "load",
     "plan",
+    "prune",
     "save",
 ]
 

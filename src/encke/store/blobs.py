@@ -55,7 +55,7 @@ class BlobWriter:
         if count <= SMALL:
             joined = _joined(chunks, torch.float32)
             size = float(joined.abs().mean()) if count else 0.0
-            kind = f"codes {math.frexp(size)[1] if size > 0.02 else -6}"
+            kind = f"codes {max(-14, math.frexp(size)[1])}"
             return self._together(kind, joined)
         return self._alone(chunks, UNIT, "entropy", torch.float32)
 

@@ -22,7 +22,15 @@ from encke.store import logarithm
 from encke.store.blobs import LARGEST_CODE
 from encke.store.delta import Base, residual_error, worth_it
 from encke.store.feedback import rounded
-from encke.store.rules import Exact, Lattice, Logarithm, Rule, lattice_values, wide_dtype
+from encke.store.rules import (
+    Exact,
+    Lattice,
+    Logarithm,
+    Pruned,
+    Rule,
+    lattice_values,
+    wide_dtype,
+)
 from encke.store.subjects import Subject
 
 log = logging.getLogger("encke")
@@ -155,6 +163,8 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
     value = subject.value.detach().cpu()
     if subject.variance:
         return _variance(subject, value, bound)
+    if subject.pruned:
+        return _pruned(subject, value, bound)
     wide = wide_dtype(value.dtype)
     target = value.to(wide)
     if subject.slope is not None and subject.curvature > 0 and shift:
@@ -211,6 +221,24 @@ def _variance(subject: Subject, value: Tensor, bound: float) -> Coded:
         rule=Logarithm(factor=factor, factored=False),
         decoded=decoded,
         error=error.float(),
+        bound=bound,
+    )
+
+
+def _pruned(subject: Subject, value: Tensor, bound: float) -> Coded:
+    """A matrix of mostly zeros: its other values, rounded to the nearest."""
+    q = quantiser.linear(bound, value.dtype)
+    kept = value[value != 0]
+    if q.step0 == 0.0 or not bool((kept.abs() <= (LARGEST_CODE - 8) * q.step0).all()):
+        return _exact(subject, value)
+    codes = torch.round(kept.to(wide_dtype(value.dtype)) / q.step0).float()
+    decoded = torch.zeros_like(value)
+    decoded[value != 0] = (codes.double() * q.step0).to(value.dtype)
+    return Coded(
+        subject=subject,
+        rule=Pruned(codes=codes, step=q.step0, error=bound),
+        decoded=decoded,
+        error=(decoded.double() - value.double()).float(),
         bound=bound,
     )
 

@@ -17,7 +17,7 @@ from encke.store.errors import StoreError
 from encke.store.fitting import Coded, Fit, fit
 from encke.store.moments import kinds
 from encke.store.objective import Objective, default_objective
-from encke.store.rules import Exact, Lattice, Rule
+from encke.store.rules import Exact, Lattice, Pruned, Rule
 from encke.store.state import optimizer_class
 from encke.store.subjects import subjects_of
 
@@ -172,6 +172,10 @@ def _row(coded: Coded) -> Row:
         bits = entropy(rule.codes)
         how = "feedback" if subject.corrections else "nearest"
         how += ", delta" if rule.on_base else ""
+    elif isinstance(rule, Pruned):
+        share = rule.codes.numel() / value.numel()
+        places = entropy((value != 0).float().cpu().reshape(-1))
+        bits, how = share * entropy(rule.codes) + places, "pruned"
     elif isinstance(rule, Exact):
         bits, how = 8.0 * value.element_size(), "exact"
     else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from encke.errors import CorruptStreamError
-from encke.store import logarithm, root
+from encke.store import logarithm, pruned, root
 from encke.store.blobs import STAND_INS, BlobReader
 from encke.store.container import Part, PartReader
 from encke.store.errors import StoreError
@@ -21,7 +21,7 @@ from encke.store.tree import dtype_of, rebuilt
 
 _RULES = ("values", "lattice", "logarithm", "root", "same", "base", "pruned")
 #: Keys of an entry that name blobs.
-_BLOBS = ("blob", "rows", "columns", "mask")
+_BLOBS = ("blob", "rows", "columns", *(f"mask{n}" for n in range(pruned.CLASSES)))
 #: Longer chains of deltas are refused, so that no file can ask for endless reading.
 MAX_LINKS = 1000
 
@@ -225,6 +225,8 @@ class StateReader:
         if how == "values":
             return self._values(entry)
         old = self._from_base(entry) if facts.get("on") == "base" else None
+        if how == "pruned":
+            return pruned.decode(facts, entry.shape, entry.dtype, self._codes)
         if how == "logarithm":
             return logarithm.decode(facts, entry.shape, entry.dtype, self._codes, old)
         codes = self._codes(facts.get("blob"), entry.values)

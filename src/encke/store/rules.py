@@ -48,6 +48,18 @@ class Lattice:
     on_base: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pruned:
+    """A matrix of mostly zeros, which stay zero: positions, and multiples of a step.
+
+    codes  the multiples of the values that are not zero, in order
+    """
+
+    codes: Tensor
+    step: float
+    error: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Logarithm:
     """decoded/x between 1/factor and factor, zeros exact: for values that are never negative.
@@ -71,7 +83,7 @@ class RootRelative:
     of: str
 
 
-Rule = Exact | Within | Lattice | Logarithm | RootRelative
+Rule = Exact | Within | Lattice | Pruned | Logarithm | RootRelative
 Entry = dict[str, Any]
 
 

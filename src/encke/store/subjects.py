@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from encke.bound.allocate import Demand
 from encke.store.curvature import Curvature
 from encke.store.feedback import Correction, correction
+from encke.store.pruned import is_pruned
 from encke.store.state import names_of_parameter
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -29,6 +30,7 @@ class Subject:
     slope       gradient of the loss, or None
     variance    a running variance: its error is a factor, its curvature that of the logarithm
     corrections of its inputs, one a group; empty for rounding to the nearest
+    pruned      mostly zeros, which are kept
     """
 
     names: list[str]
@@ -39,6 +41,7 @@ class Subject:
     corrections: list[Correction]
     moments: list[Tensor]
     transposed: bool = False
+    pruned: bool = False
 
     @property
     def name(self) -> str:
@@ -53,15 +56,16 @@ class Subject:
 
     def demand(self) -> Demand:
         """For the allocator: ½ Σ h e²/3 for errors uniform in ±e."""
-        count = self.value.numel()
-        rms = float(self.value.detach().double().square().mean().sqrt()) if count else 0.0
+        count = int((self.value != 0).sum()) if self.pruned else self.value.numel()
+        square = float(self.value.detach().double().square().sum())
+        rms = math.sqrt(square / count) if count else 0.0
         largest = 0.25 if self.variance else 1.5 * rms
         if self.curvature <= 0.0:
             largest = 0.01 if self.variance else _UNUSED * rms
         return Demand(
             values=count,
             sensitivity=count * self.curvature * self.gain / 6.0,
-            largest=largest if largest > 0 else math.inf,
+            largest=largest if largest > 0 else 1.0,  # all zeros: any bound does
         )
 
     def as_rows(self, x: Tensor) -> Tensor:
@@ -99,7 +103,9 @@ def subjects_of(model: nn.Module, found: Curvature, *, feedback: bool) -> list[S
 
 def _parameter(names: list[str], value: Tensor, found: Curvature, *, feedback: bool) -> Subject:
     name = names[0]
-    moment = found.inputs.get(name) if feedback and len(names) == 1 else None
+    mostly_zero = is_pruned(value)
+    feedback = feedback and len(names) == 1 and not mostly_zero
+    moment = found.inputs.get(name) if feedback else None
     corrections = [correction(m) for m in moment.matrices] if moment else []
     complete = [c for c in corrections if c is not None]
     if len(complete) != len(corrections) or value.shape[:1].numel() == 0:
@@ -112,6 +118,7 @@ def _parameter(names: list[str], value: Tensor, found: Curvature, *, feedback: b
         corrections=complete,
         moments=moment.matrices if moment and complete else [],
         transposed=bool(moment and moment.transposed),
+        pruned=mostly_zero,
     )
 
 

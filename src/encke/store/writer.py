@@ -14,7 +14,7 @@ from torch import Tensor
 from encke import atomic
 from encke.bound import PointwiseRelative
 from encke.errors import UnsupportedError
-from encke.store import delta, logarithm, root
+from encke.store import delta, logarithm, pruned, root
 from encke.store.blobs import BlobWriter
 from encke.store.container import PartWriter
 from encke.store.delta import Base
@@ -23,6 +23,7 @@ from encke.store.rules import (
     Exact,
     Lattice,
     Logarithm,
+    Pruned,
     RootRelative,
     Rule,
     Within,
@@ -60,13 +61,20 @@ def write_state(
             "tree": flat.tree,
             "tensors": entries,
             "blobs": sink.finish(),
-            "report": dict(report),
+            "report": _finite(dict(report)),
         }
         if base is not None:
             index["base"] = base.reference(path)
         index["id"] = _identity(index)
         parts.finish(index)
     return index
+
+
+def _finite(value: Any) -> Any:
+    """A report without numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _identity(index: Mapping[str, Any]) -> str:
@@ -152,6 +160,9 @@ def _entry(
     rule = rules.get(name, _EXACT)
     if isinstance(rule, Lattice):
         return encode_lattice(rule, sink)
+    if isinstance(rule, Pruned):
+        entry: Entry = pruned.encode(x, rule.codes, rule.step, rule.error, sink)
+        return entry
     if isinstance(rule, Within):
         found = delta.within(name, x, rule, sink, base)
         return encode_within(x, rule.bound, sink) if found is None else found
