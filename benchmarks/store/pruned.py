@@ -57,10 +57,10 @@ def lenet_5() -> nn.Module:
 
 #: Network, and the shares of weights that are kept.
 NETWORKS: dict[str, tuple[Any, dict[str, float]]] = {
-    "LeNet-300-100": (lenet_300_100, {"1.weight": 0.05, "3.weight": 0.09, "5.weight": 0.3}),
+    "LeNet-300-100": (lenet_300_100, {"1.weight": 0.035, "3.weight": 0.08, "5.weight": 0.3}),
     "LeNet-5": (
         lenet_5,
-        {"0.weight": 0.7, "3.weight": 0.25, "7.weight": 0.04, "9.weight": 0.2},
+        {"0.weight": 0.7, "3.weight": 0.25, "7.weight": 0.03, "9.weight": 0.15},
     ),
 }
 

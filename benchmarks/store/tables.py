@@ -35,10 +35,8 @@ def weights() -> str:
     for method in _ORDER:
         budgets = sorted({r["budget"] for r in rows if r["method"] == method}, key=_or_zero)
         for budget in budgets:
-            cells = [method, budget or "–"]
-            for network in networks:
-                cells.append(_weights_cell(rows, network, method, budget))
-            lines.append(cells)
+            cells = [_weights_cell(rows, network, method, budget) for network in networks]
+            lines.append([method, budget or "–", *cells])
     head = ["way", "budget", *(f"{n}: bits, rise, unseen (seeds)" for n in networks)]
     return _markdown(head, lines)
 

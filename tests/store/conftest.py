@@ -9,6 +9,7 @@ sys.path.append(str(Path(__file__).parent))
 
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass
@@ -48,8 +57,6 @@ def network() -> nn.Module:
 @pytest.fixture(scope="session")
 def _trained() -> Trained:
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     from sklearn.datasets import load_digits
@@ -62,7 +69,6 @@ def _trained() -> Trained:
     for _ in range(5):
         for batch in batches:
             found.step(batch)
-    torch.set_num_threads(threads)
     return found
 
 

@@ -27,6 +27,8 @@ from encke.store.tree import dtype_name, dtype_of
 PART = 1 << 20
 #: Blobs up to this size share streams.
 SMALL = 1 << 16
+#: Codes of fewer values have no stream for themselves.
+FEW = 1 << 10
 #: Codes beyond this magnitude would leave the first tier of the quantiser, whose step is 1.
 LARGEST_CODE = 4000
 
@@ -71,9 +73,21 @@ class BlobWriter:
 
     def finish(self) -> list[dict[str, Any]]:
         """Write what waits; the entries of the index."""
+        self._merge()
         for kind in list(self._waiting):
             self._flush(kind)
         return self.entries
+
+    def _merge(self) -> None:
+        """Put codes of few values together with those of a neighbouring octave."""
+        kinds = [kind for kind in self._waiting if kind.startswith("codes")]
+        kinds.sort(key=lambda kind: int(kind.split()[1]))
+        pairs = list(itertools.pairwise(kinds))
+        for small, other in [*pairs, *(pair[::-1] for pair in pairs[-1:])]:
+            if small not in self._waiting or other not in self._waiting:
+                continue
+            if sum(x.numel() for _, x in self._waiting[small]) < FEW:
+                self._waiting[other] = [*self._waiting.pop(small), *self._waiting[other]]
 
     def _alone(
         self, chunks: Iterable[Tensor], bound: Bound, codec: str, dtype: torch.dtype

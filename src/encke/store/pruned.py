@@ -20,7 +20,8 @@ from encke.store.logarithm import as_rows
 
 #: A share of zeros from which positions are kept apart from values.
 MOSTLY = 0.5
-CLASSES = 16
+#: Octaves of density that are told apart: a quarter and more, …, a 64th and less.
+CLASSES, _FIRST = 5, 2
 _EMPTY = -100.0  # the code of a row or column without any value
 _STEPS = 2.0  # codes of a density to an octave
 Reader = Callable[[object, int], Tensor]
@@ -42,7 +43,7 @@ def _density_codes(share: Tensor, whole: float) -> Tensor:
 def _classes(rows: Tensor, columns: Tensor, whole: float) -> Tensor:
     """The octave of each place's expected density; −1 where nothing can be."""
     octave = (rows[:, None] + columns) / _STEPS + math.log2(max(whole, 1e-9))
-    found = (-torch.round(octave)).clamp(0, CLASSES - 1).to(torch.int8)
+    found = (-torch.round(octave) - _FIRST).clamp(0, CLASSES - 1).to(torch.int8)
     empty = (rows <= _EMPTY)[:, None] | (columns <= _EMPTY)
     return torch.where(empty, torch.tensor(-1, dtype=torch.int8), found)
 
