@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from encke.errors import CorruptStreamError, EnckeError
+from encke.store.entries import Stored
 from encke.store.errors import StoreError
 from encke.store.moments import fits
-from encke.store.reader import StateReader, Stored
+from encke.store.reader import StateReader
 from encke.store.state import on_device, optimizer_class
 
 log = logging.getLogger("encke")

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from encke.errors import CorruptStreamError
 from encke.store import logarithm, pruned, root
 from encke.store.blobs import STAND_INS, BlobReader
 from encke.store.container import Part, PartReader
+from encke.store.entries import Stored, entries_of
 from encke.store.errors import StoreError
 from encke.store.rules import lattice_values
-from encke.store.tree import dtype_of, rebuilt
+from encke.store.tree import rebuilt
 
-_RULES = ("values", "lattice", "logarithm", "root", "same", "base", "pruned")
 #: Keys of an entry that name blobs.
 _BLOBS = ("blob", "rows", "columns", *(f"mask{n}" for n in range(pruned.CLASSES)))
 #: Longer chains of deltas are refused, so that no file can ask for endless reading.
 MAX_LINKS = 1000
-
-
-class Stored(NamedTuple):
-    """What a file says of one tensor."""
-
-    number: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    facts: dict[str, Any]
-
-    @property
-    def values(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def how(self) -> str:
-        return str(self.facts["how"])
 
 
 class StateReader:
@@ -64,7 +44,7 @@ class StateReader:
             if index.get("format") != "encke state":
                 raise self._parts.corrupt("is no stored state")
             self._blobs = BlobReader(self._parts)
-            self.entries = self._entries(index.get("tensors"))
+            self.entries = entries_of(index.get("tensors"), self._parts.corrupt)
             self._by_name = {entry.name: entry for entry in self.entries}
             if len(self._by_name) != len(self.entries):
                 raise self._parts.corrupt("has two tensors of one name")
@@ -278,28 +258,6 @@ class StateReader:
             raise self._parts.corrupt(f"has {entry.name} refer to {other.name}")
         return other
 
-    def _entries(self, given: Any) -> list[Stored]:
-        if not isinstance(given, list):
-            raise self._parts.corrupt("has no list of tensors")
-        return [self._stored(number, facts) for number, facts in enumerate(given)]
-
-    def _stored(self, number: int, facts: Any) -> Stored:
-        shape = facts.get("shape") if isinstance(facts, dict) else None
-        if (
-            not isinstance(shape, list)
-            or len(shape) > 64
-            or not all(type(extent) is int and extent >= 0 for extent in shape)
-            or math.prod(max(1, extent) for extent in shape) >= 1 << 59
-            or not isinstance(facts.get("name"), str)
-        ):
-            raise self._parts.corrupt("has a tensor without name or shape")
-        if facts.get("how") not in _RULES:
-            raise self._parts.corrupt(
-                f"keeps {facts['name']!r} as {facts.get('how')!r}; update Encke to read it"
-            )
-        dtype = dtype_of(facts.get("dtype"))
-        return Stored(number, facts["name"], tuple(shape), dtype, facts)
-
     def _checked_base(self, facts: Any) -> dict[str, Any] | None:
         if facts is None:
             return None
@@ -313,8 +271,3 @@ class StateReader:
         ):
             raise self._parts.corrupt("has a base that cannot be one")
         return facts
-
-
-def corrupt_or_missing(error: Exception) -> bool:
-    """Whether an error is about a file's content or a missing base, not about a request."""
-    return isinstance(error, (CorruptStreamError, StoreError, OSError))
