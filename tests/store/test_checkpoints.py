@@ -67,8 +67,9 @@ def test_an_exact_checkpoint_goes_on_bit_for_bit(
         assert torch.equal(p, q)
 
 
+# Not LBFGS: its line search amplifies the smallest difference.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lbfgs"])
 def test_a_checkpoint_with_errors_goes_on_close_to_the_uninterrupted_run(
     tmp_path: Path, trained: Any, name: str
 ) -> None:

@@ -143,3 +143,13 @@ def test_a_sharded_checkpoint_of_two_ranks_is_loaded_on_one_and_four(tmp_path: P
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         assert f"done {ranks}" in done.stdout
+
+
+@pytest.mark.slow
+def test_asynchronous_saves_in_a_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "dcp_process.py"), str(tmp_path / "checkpoint")],
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "done" in done.stdout
