@@ -26,11 +26,12 @@ def main() -> int:
     parser.add_argument("--trained", type=Path, required=True, help="folder of networks")
     parser.add_argument("--network", default="llama")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="go on from this one")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = trained(arguments.network, 0, root=arguments.data, folder=arguments.trained)
     unseen = found.loss(found.unseen)
-    for seed in range(arguments.seeds):
+    for seed in range(arguments.first, arguments.seeds):
         drawn = found.source.batches("train", 16, seed=500 + seed)
         batches = [(b.inputs[0], b.target) for b, _ in zip(drawn, range(16), strict=False)]
         before = store_loss(found.model, batches)
