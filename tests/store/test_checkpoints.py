@@ -173,3 +173,15 @@ def test_a_model_saved_alone_gives_no_optimizer(tmp_path: Path, trained: Any) ->
     with pytest.raises(StoreError, match="without an optimizer"):
         store.load(tmp_path / "a.encke", trained.model, trained.optimizer)
     store.load(tmp_path / "a.encke", trained.model)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e9, 1.0])
+def test_first_moments_that_no_root_bounds_are_kept_exactly(tmp_path: Path, odd: float) -> None:
+    v = torch.rand(70, 1000) + 0.1
+    v[0] = 0.0
+    m = 0.1 * v.sqrt()
+    m[0, 3] = odd
+    state = {"state": {0: {"exp_avg": m, "exp_avg_sq": v}}, "param_groups": []}
+    store.save(tmp_path / "a.encke", optimizer=state, moments=Moments())
+    found = store.load(tmp_path / "a.encke")["optimizer"]["state"][0]["exp_avg"]
+    assert torch.equal(found.nan_to_num(7.0), m.nan_to_num(7.0))

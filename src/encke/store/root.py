@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from encke.errors import CorruptStreamError
-from encke.store.blobs import LARGEST_CODE, BlobWriter, chunks_of
+from encke.store.blobs import LARGEST_CODE, BlobWriter, chunks_of, joined
 
 _BLOCK = 1 << 17
 
@@ -26,15 +26,22 @@ def encode(m: Tensor, v: Tensor, ratio: float, sink: BlobWriter) -> dict[str, An
     if m.shape != v.shape or not m.is_floating_point() or m.dtype == torch.float64:
         return None
     step = 2.0 * ratio * (1.0 - 1e-5)
-    codes = torch.empty(m.shape, dtype=torch.float32)
-    for part, root, out in zip(_blocks(m), _blocks(v), _blocks(codes), strict=True):
-        torch.div(part, torch.sqrt(root).mul_(step), out=out).round_()
-        out.masked_fill_((part == 0) & (root == 0), 0.0)
-        low, high = torch.aminmax(out) if out.numel() else (out.sum(), out.sum())
-        if not (float(low) > -LARGEST_CODE and float(high) < LARGEST_CODE):
-            return None
-    blob = sink.codes(chunks_of(codes), m.numel())
-    return {"how": "root", "step": step, "ratio": ratio, "blob": blob}
+    fits = True
+
+    def codes() -> Iterator[Tensor]:
+        nonlocal fits
+        for part, root in zip(_blocks(m), _blocks(v), strict=True):
+            out = torch.div(part, torch.sqrt(root).mul_(step)).round_()
+            low, high = torch.aminmax(out)
+            if not (float(low) > -LARGEST_CODE and float(high) < LARGEST_CODE):
+                out.masked_fill_((part == 0) & (root == 0), 0.0)
+                fits = fits and bool((out.abs() < LARGEST_CODE).all())
+                out.nan_to_num_(0.0).clamp_(-LARGEST_CODE, LARGEST_CODE)
+            yield out
+
+    # Written at once, in the rare case for nothing: a check first would read all of it twice.
+    blob = sink.codes(joined(codes()), m.numel())
+    return {"how": "root", "step": step, "ratio": ratio, "blob": blob} if fits else None
 
 
 def _blocks(x: Tensor) -> Iterator[Tensor]:
