@@ -20,6 +20,7 @@ RUN = [
     "index.md",
     "tape.md",
     "head.md",
+    "store.md",
     "telemetry.md",
     *sorted(p.name for p in DOCS.glob("how-to-*.md")),
 ]

@@ -9,7 +9,7 @@ import picture
 from matplotlib.figure import Figure
 from network import Trained, forward
 
-from encke.control.allocate import Demand, water_fill
+from encke.bound.allocate import Demand, water_fill
 
 
 @dataclass(frozen=True, kw_only=True)

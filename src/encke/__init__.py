@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from encke import memory, wire
+    from encke import memory, store, wire
     from encke.bound import (
         Absolute,
         Bound,
@@ -53,7 +53,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+source"
 
 #: Folders that are public as such.
-_FOLDERS = ("memory", "wire")
+_FOLDERS = ("memory", "store", "wire")
 
 # Public names and where they live. They are imported on first use, so that
 # `encke --help` does not wait for torch.
@@ -120,6 +120,7 @@ __all__ = [
     "decompress",
     "linear_cross_entropy",
     "memory",
+    "store",
     "wire",
 ]
 

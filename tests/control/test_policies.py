@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import encke
-from encke.control.allocate import Demand, water_fill
+from encke.bound.allocate import Demand, water_fill
 from encke.control.bits import allocate_bits
 from encke.control.guard import Guard
 from encke.control.reference import Reference

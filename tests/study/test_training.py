@@ -11,6 +11,8 @@ import pytest
 import torch
 from small_cells import small_cell, small_study, without_timings
 
+from encke import store
+from encke.cli import main
 from encke.study import train as train_module
 from encke.study.cell import prepare
 from encke.study.errors import StudyError
@@ -127,3 +129,20 @@ def test_a_training_that_is_stopped_goes_on_to_the_same_files(
 
     monkeypatch.setattr(train_module, "prepare", never)
     assert train(study, tmp_path / "b", resume=True) == resumed
+
+
+@pytest.mark.slow
+def test_files_of_the_store_are_saved_without_changing_the_training(tmp_path: Path) -> None:
+    command = ["train", "mlp", "--data", "digits", "--steps", "6", "--optimizer", "adamw"]
+    assert main([*command, "--out", str(tmp_path / "a"), "--json"]) == 0
+    saving = ["--save-every", "2", "--save-loss", "1e-3"]
+    assert main([*command, "--out", str(tmp_path / "b"), "--json", *saving]) == 0
+    states = [torch.load(tmp_path / d / "checkpoint.pt", weights_only=True) for d in "ab"]
+    for name, x in states[0]["network"].items():
+        assert torch.equal(x, states[1]["network"][name])
+    saved = sorted((tmp_path / "b" / "saved").iterdir())
+    assert [p.name for p in saved] == ["step-2.encke", "step-4.encke", "step-6.encke"]
+    last = store.load(saved[-1])
+    assert last["extra"]["step"] == 6
+    for name, x in states[1]["network"].items():
+        assert float((last["model"][name] - x).abs().max()) < float(x.abs().max())

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from encke import __version__
-from encke.cli import bench, compress, decompress, doctor, info, run, study, train, wire
+from encke.cli import bench, compress, decompress, doctor, info, run, store, study, train, wire
 from encke.errors import EnckeError, OutputError
 
-_COMMANDS = (compress, decompress, info, bench, doctor, run, study, train, wire)
+_COMMANDS = (compress, decompress, info, bench, doctor, run, store, study, train, wire)
 
 
 def parser() -> argparse.ArgumentParser:

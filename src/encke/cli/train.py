@@ -52,6 +52,19 @@ def add_to(commands: Any) -> None:
         help="steps between checkpoints (default: at every point of the curve)",
     )
     command.add_argument(
+        "--save-every",
+        type=int,
+        metavar="N",
+        help="steps between files of the store in DIR/saved: weights and optimizer state, each "
+        "as what changed since the one before",
+    )
+    command.add_argument(
+        "--save-loss",
+        type=float,
+        metavar="R",
+        help="relative rise of the loss that such a file may cost (default: every bit is kept)",
+    )
+    command.add_argument(
         "--wire",
         metavar="W",
         help="with torchrun, how ranks exchange gradients: auto (measure, then choose the "
@@ -136,6 +149,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = {
         "resume": arguments.resume,
         "every": arguments.every,
+        "save_every": arguments.save_every,
+        "save_loss": arguments.save_loss,
         "scalars": _tensorboard(arguments.tensorboard),
         "on_point": _say,
     }

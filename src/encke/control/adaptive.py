@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from encke.bound import Absolute, Bound, RmsRelative
+from encke.bound.allocate import Demand, water_fill
 from encke.control.accumulated import AccumulatedGradients, StepBoundaries
-from encke.control.allocate import Demand, water_fill
 from encke.control.calibrate import Calibration, Upstream, mean_variance
 from encke.control.drift import GradientDrift
 from encke.control.gates import Gates

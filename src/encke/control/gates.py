@@ -5,7 +5,7 @@ variance in the gradients that no bound makes smaller. It is predicted as if it 
 it has much in common from place to place, so what all gates leave out is measured now and then
 (`tape.effects.backward_again`), and predictions are multiplied by what is found. What is left
 of the budget has to do for all the others: with bounds that share a variance V over n values
-(`control.allocate`), a variance v less costs n · v / (2 ln 2 · V) bits. A gate that spares
+(`bound.allocate`), a variance v less costs n · v / (2 ln 2 · V) bits. A gate that spares
 fewer is closed.
 """
 
@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from encke.control.allocate import Demand
+from encke.bound.allocate import Demand
 
 _MOST = 0.25  # of the budget, whatever it would spare
 _FEWEST_BITS = 0.25  # that a value takes, however coarse its bound

@@ -2,6 +2,7 @@
 
 metrics.jsonl   a line a step, and a line a point of the curve
 checkpoint.pt   everything to go on from, written at every point
+saved/          weights and optimizer state in files of the store, if asked for
 wire.json       with several ranks, the plan by which they exchange gradients
 study.json, cells/, results.jsonl
                 the row at the end, as the results of a study of one cell
@@ -28,6 +29,7 @@ from encke.study.errors import StudyError
 from encke.study.exchange import Wire, wrap
 from encke.study.ranks import ALONE, Ranks
 from encke.study.results import Row
+from encke.study.stored import save_stored
 from encke.study.training import Point, Training
 from encke.wire.plan_file import plan_of_json, plan_to_json
 from encke.wire.wrap import Wrapped
@@ -45,6 +47,8 @@ def train(
     *,
     resume: bool = False,
     every: int | None = None,
+    save_every: int | None = None,
+    save_loss: float | None = None,
     scalars: Scalars | None = None,
     on_point: Callable[[Point], None] | None = None,
     ranks: Ranks = ALONE,
@@ -55,6 +59,8 @@ def train(
 
     resume    go on from the checkpoint in `directory`, if there is one
     every     steps between checkpoints; at every point of the curve unless given
+    save_every, save_loss
+              steps between files of the store, and the rise of the loss they may cost
     scalars   told every number too
     ranks     that train together; all of them must call it, the first reads and writes
     wire      how they exchange gradients
@@ -84,6 +90,8 @@ def train(
         files.log.put("step", point)
         if every is not None and point["step"] % every == 0:
             files.save(training)
+        if save_every is not None and point["step"] % save_every == 0 and ranks.first:
+            save_stored(training, directory, loss=save_loss)
 
     def measured(point: Point) -> None:
         files.log.put("point", point)
