@@ -172,7 +172,7 @@ def test_bounds_that_change_compile_nothing_anew() -> None:
     tape = encke.attach(model, optimizer)
     run, bounds = compiled(model), set()
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(8):
+        for _ in range(12):
             gradients(run, x)
             optimizer.step()
             bounds.add(next(r.error for r in tape.records if r.error))
