@@ -55,18 +55,20 @@ def killed(folder: Path, times: int) -> dict[str, int]:
     return {"tried": times, "right": whole, "wrong": times - whole}
 
 
-def damaged(folder: Path, times: int) -> list[dict[str, int | str]]:
+def damaged(folder: Path, times: int) -> None:
     """Single bits, runs of bytes, cuts: refused, partly loaded and right, or wrong."""
     torch.manual_seed(0)
     path = folder / "damaged.encke"
     state = {f"layer.{n}": torch.randn(70, 50) for n in range(3)}
-    state |= {"large": torch.randn(270, 270), "exact": torch.arange(999)}
+    state |= {"large": torch.randn(260, 260), "exact": torch.arange(999)}
     bounds = {"layer.*": RmsRelative(0.2), "large": RmsRelative(0.2)}
     store.save(path, state, bounds=bounds)
     truth, raw = store.load(path)["model"], path.read_bytes()
     chance = random.Random(1)
     counts = {k: {"refused": 0, "partly": 0, "wrong": 0} for k in ("bit", "bytes", "cut")}
-    for _ in range(times):
+    for number in range(times):
+        if number % 5000 == 0 and number:
+            record(counts)
         kind = chance.choice(list(counts))
         path.write_bytes(_changed(raw, kind, chance))
         try:
@@ -82,7 +84,16 @@ def damaged(folder: Path, times: int) -> list[dict[str, int | str]]:
             continue
         right = all(torch.equal(x, truth[n]) for n, x in found.get("model", {}).items())
         counts[kind]["partly" if right and found["missing"] else "wrong"] += 1
-    return [{"kind": kind, **found} for kind, found in counts.items()]
+    record(counts)
+
+
+def record(counts: dict[str, dict[str, int]]) -> None:
+    """What has been found so far."""
+    rows = [
+        {"fault": f"damaged: {kind}", "tried": sum(found.values()), "right": 0, **found}
+        for kind, found in counts.items()
+    ]
+    put("store_faults.csv", rows, key=("fault",))
 
 
 def _changed(raw: bytes, kind: str, chance: random.Random) -> bytes:
@@ -109,16 +120,13 @@ def main() -> int:
     logging.getLogger("encke").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        kills = killed(Path(folder), arguments.kills)
-        rows = [{"fault": "killed", "tried": kills["tried"], "refused": 0, "partly": 0,
-                 "right": kills["right"], "wrong": kills["wrong"]}]  # fmt: skip
-        for found in damaged(Path(folder), arguments.damaged):
-            outcomes = {k: found[k] for k in ("refused", "partly", "wrong")}
-            rows.append({"fault": f"damaged: {found['kind']}",
-                         "tried": sum(outcomes.values()), "right": 0, **outcomes})  # fmt: skip
-    put("store_faults.csv", rows, key=("fault",))
-    for row in rows:
-        print(row)
+        if arguments.kills:
+            found = killed(Path(folder), arguments.kills)
+            row = {"fault": "killed", "tried": found["tried"], "right": found["right"]}
+            row |= {"refused": 0, "partly": 0, "wrong": found["wrong"]}
+            put("store_faults.csv", [row], key=("fault",))
+        if arguments.damaged:
+            damaged(Path(folder), arguments.damaged)
     return 0
 
 

@@ -4,8 +4,8 @@ python benchmarks/store/speed.py --folder /path/to/a/disk
 
 Weights, first and second moments of 50 million parameters with AdamW; bounds are given, so
 that no curvature is computed. Each way runs in a process of its own: its peak memory above
-the state is that of the whole process, after a small state was saved. `save_to_500_mb_per_s` adds what a disk of that speed
-would take to the time of writing to memory.
+the state is that of the whole process, after a small state was saved. `save_to_500_mb_per_s`
+adds what a disk of that speed would take to the time of writing to memory.
 """
 
 from __future__ import annotations
