@@ -24,7 +24,7 @@ from encke.store.subjects import subjects_of
 #: Labels behind one gradient of an optimizer, where nobody says how many there are.
 ASSUMED_EXAMPLES = 4096
 #: A delta that took more attempts is compared with a full file.
-_HARD = 3
+_HARD = 1
 
 
 @dataclass(frozen=True, kw_only=True)
