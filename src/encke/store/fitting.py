@@ -167,9 +167,11 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
         return _pruned(subject, value, bound)
     wide = wide_dtype(value.dtype)
     target = value.to(wide)
+    moved = 0.0
     if subject.slope is not None and subject.curvature > 0 and shift:
         move = (-shift / subject.curvature) * subject.slope.to(wide)
-        target = target + move.clamp(-0.5 * bound, 0.5 * bound)
+        target = target + move.clamp_(-0.5 * bound, 0.5 * bound)
+        moved = float(move.abs().max())  # feedback may use what is left of twice the bound
     old = None if base is None else base.value(f"model/{subject.name}", value)
     error = bound
     if old is not None:
@@ -183,7 +185,7 @@ def encode(subject: Subject, bound: float, shift: float, base: Base | None = Non
     if q.step0 == 0.0 or not bool((target.abs() <= (LARGEST_CODE - 8) * q.step0).all()):
         return _exact(subject, value)
     slack = 1.0 if not subject.corrections and shift == 0.0 else 2.0
-    codes = _codes(subject, target.float(), q.step0, error)
+    codes = _codes(subject, target.float(), q.step0, error - moved)
     decoded = lattice_values(codes, q.step0, wide)
     decoded = (decoded if old is None else decoded + old.to(wide)).to(value.dtype)
     difference = decoded.double() - value.double()

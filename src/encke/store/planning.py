@@ -23,6 +23,8 @@ from encke.store.subjects import subjects_of
 
 #: Labels behind one gradient of an optimizer, where nobody says how many there are.
 ASSUMED_EXAMPLES = 4096
+#: A delta that took more attempts is compared with a full file.
+_HARD = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +146,13 @@ def plan(
 
     budget = loss * abs(found.loss)
     subjects = subjects_of(model, found, feedback=feedback)
-    done = fit(subjects, budget, measure, base=base)
-    return _made(done, found, budget)
+    made = _made(fit(subjects, budget, measure, base=base), found, budget)
+    if base is not None and made.attempts > _HARD:
+        # Differences have the errors of the base in them; where these add up along the
+        # slope, bounds were tightened more than whole weights need.
+        whole = _made(fit(subjects, budget, measure), found, budget)
+        made = min(made, whole, key=lambda one: one.bits)
+    return made
 
 
 def _made(done: Fit, found: Curvature, budget: float) -> Plan:
