@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import put
+from store_rows import put
 from trained import Trained, loss_of, store_loss, trained
 
 from encke import store

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import torch
-from rows import put
+from store_rows import put
 
 from encke import store
 from encke.bound import RmsRelative

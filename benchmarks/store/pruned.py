@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rows import put
+from store_rows import put
 from torch import nn
 
 from encke import store

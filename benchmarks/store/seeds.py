@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from rows import put
+from store_rows import put
 from trained import store_loss, trained
 
 import contestants

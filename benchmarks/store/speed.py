@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import put
+from store_rows import put
 
 KEY = ("way", "threads")
 LARGEST = 4096 * 2048

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from rows import read
+from store_rows import read
 
 PAGE = Path(__file__).parents[2] / "docs" / "store.md"
 Row = dict[str, str]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import put
+from store_rows import put
 from torch import Tensor
 from trained import NAMES, Trained, store_loss, trained
 

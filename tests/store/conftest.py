@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from digits_network import network
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -40,18 +41,6 @@ class Trained:
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(8 * 64, 48),
-        nn.ReLU(),
-        nn.Linear(48, 10),
-    )
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from digits_network import network
 from torch import nn
 
 import encke
@@ -143,8 +144,6 @@ def unequal(name: str) -> tuple[nn.Module, Any]:
     elif name == "fewer tensors":
         model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1))
     else:
-        from conftest import network
-
         model = network()
     kind = torch.optim.SGD if name == "other optimizer" else torch.optim.AdamW
     parameters = list(model.parameters())

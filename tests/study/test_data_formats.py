@@ -318,7 +318,8 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, distribution: str
 ) -> None:
     write_cifar_jpeg(tmp_path)
-    monkeypatch.setitem(sys.modules, module, None)
+    for loaded in [module, *(m for m in sys.modules if m.startswith(f"{module}."))]:
+        monkeypatch.setitem(sys.modules, loaded, None)
     with pytest.raises(UnsupportedError, match=rf"{distribution}.*encke\[bench\]"):
         data.load(name, root=tmp_path)
 

@@ -136,7 +136,8 @@ def _values_of(
     if x.dtype not in FLOATS:
         return None
     named = fill is not None
-    if not named and (isinstance(bound, (Lossless, FixedRate)) or codec in _KEEPS_NAN):
+    keeps_nan = isinstance(codec, str) and codec in _KEEPS_NAN
+    if not named and (isinstance(bound, (Lossless, FixedRate)) or keeps_nan):
         return None
     thorough = codec == "predict" or (codec == "auto" and prefer == "ratio")
     numbers = holes.fill_values(fill)

@@ -26,11 +26,11 @@ class VersionCheck:
     it the counter. So a later in-place change still shows, though the values are gone.
 
     >>> x = torch.zeros(3)
-    >>> witness = Witness(x)
-    >>> witness.changed()
+    >>> check = VersionCheck(x)
+    >>> check.changed()
     False
     >>> _ = x.add_(1)
-    >>> witness.changed()
+    >>> check.changed()
     True
     """
 
