@@ -435,6 +435,7 @@ class Adaptive:
             },
             "calibration": self.calibration.state_dict(),
             "measurements": self._measurements,
+            "twice": self.backward_again.twice,
             "drift": self.drift.state_dict(),
             "turn": self._turn,
             "values": dict(self.values),
@@ -467,6 +468,7 @@ class Adaptive:
         }
         self.calibration.load_state_dict(state.get("calibration", {}))
         self._measurements = state.get("measurements", 0)
+        self.backward_again.twice = state.get("twice", False)
         self.drift.load_state_dict(state.get("drift", {}))
         upstream = Upstream(self._shares, self.calibration.weights)
         self.sensitivity = {

@@ -74,7 +74,7 @@ class BackwardAgain:
         self._through: dict[int, float] = {}
         #: Whether the user's gradients seem to come from elsewhere too, so that they have to be
         #: computed a second time with the same values.
-        self._twice = False
+        self.twice = False
         self._valid = False
         #: Parameters whose gradients come from above the place differentiated from, too.
         self._elsewhere: set[int] = set()
@@ -105,6 +105,7 @@ class BackwardAgain:
             return
         self._seed, self.is_on, self._valid = seed, True, False
         self._gates, self._times = gates, 1.0
+        self._packed = 0
         for name, parameter in self._leaves.items():
             handle = parameter.register_hook(_Look(self, name))  # type: ignore[no-untyped-call]
             self._handles.append(handle)
@@ -194,7 +195,7 @@ class BackwardAgain:
         edges = [(GradientEdge(node, i), one) for i, one in enumerate(received)]
         present = [(edge, one) for edge, one in edges if one is not None]
         try:
-            if self._twice:
+            if self.twice:
                 self._run(present, self._same, noisy=False)
             self._run(present, self._fresh, noisy=True)
             if self._gates:
@@ -270,7 +271,7 @@ class BackwardAgain:
     # -- what was found ------------------------------------------------------------------
 
     def _compared(self) -> dict[str, GradientError]:
-        plain = self._same if self._twice else self._own
+        plain = self._same if self.twice else self._own
         found = {}
         for name in self._fresh.names():
             fresh, other = self._fresh.total(name), plain.total(name)
@@ -287,9 +288,9 @@ class BackwardAgain:
             )
         wide = [one for name, one in found.items() if self._leaves[name].ndim > 1]
         drowned = sum(one.error > _DROWNED * one.square for one in wide)
-        if not self._twice and 2 * drowned > len(wide):
+        if not self.twice and 2 * drowned > len(wide):
             # Maybe the loss has terms in the weights themselves: the next time tells.
-            self._twice = True
+            self.twice = True
             return {}
         return found
 
