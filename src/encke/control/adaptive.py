@@ -50,7 +50,7 @@ _SECOND_ORDER_MEMORY = 100  # steps for which activations stay exact after the l
 _SECOND_ORDER = replace(KEEP, derive=False, why="its gradients are differentiated again")
 _TRIES_GATES = 8  # observed steps: in the first of these all gates are open
 #: Observed steps, counted from 1, after which nothing is measured: there are many at first.
-_UNMEASURED = (2, 4)
+_UNMEASURED = (2,)
 _GATES_EVERY = 3  # measured steps: in the first of these what gates leave out is measured too
 _ROUNDS = 8  # in which a sum of weighted variances is brought to a given one
 _NEAR = 0.02
