@@ -108,7 +108,9 @@ def test_the_true_error_is_the_tolerance(
     weights = [e for n, e in errors.items() if model.get_parameter(n).ndim > 1]
     mean = sum(weights) / len(weights) / tolerance
     worst = max(weights) / tolerance
-    assert 0.4 < mean < 1.8, errors
+    # Too small an error costs bytes, not accuracy; with a large tolerance gradients change
+    # faster between two measurements than bounds are loosened.
+    assert 0.25 < mean < 1.8, errors
     assert worst < 5, errors
 
 

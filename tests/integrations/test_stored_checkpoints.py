@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class Module(lightning.LightningModule):  # type: ignore[name-defined,misc]
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _deterministic_algorithms_are_switched_off_again() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def fit(folder: Path, epochs: int, path: Path | None = None, **options: Any) -> Any:
