@@ -42,7 +42,7 @@ class StorageDecision:
              is one's input: every channel then gets the error that suits its own variance
     gate     whether values that a ReLU behind a batch norm blocks may be left out of the norm's
              input: see `tape.batch_norm.masked`
-    residual whether the last norm of a residual block may follow from the block's output: see
+    residual  whether the last norm of a residual block may follow from its output: see
              `tape.batch_norm.residual`
     derive   whether the tensor may be computed from another kept one instead of stored
     recompute  whether even a matrix product may be run again to derive it
